@@ -1,0 +1,167 @@
+//! The CPU back end: prepares a [`Spec`] once, then runs it in caller-planned memory without allocating.
+
+mod conv2d;
+mod gather;
+mod gemm;
+mod isa;
+mod loops;
+mod pool2d;
+mod scatter;
+mod team;
+mod tile;
+
+pub use isa::Isa;
+pub use team::Team;
+
+use smallvec::SmallVec;
+
+use crate::memory::{Memory, Region};
+use crate::size::Env;
+use crate::spec::{Access, Body, Dims, Operand, Spec};
+
+/// What kernels are prepared for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Threads of the team that will run them; workspaces are sized for it.
+    pub threads: usize,
+    /// Instruction set; must be available on this CPU.
+    pub isa: Isa,
+}
+
+/// Why a spec cannot be prepared. A lowering never makes such a spec; the message is for its author.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid kernel: {0}")]
+pub struct SpecError(pub String);
+
+/// A run that stopped because the data broke a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// [`Body::CheckIndex`] met an index outside its range.
+    #[error("index {value} at position {position} is outside 0..{limit}")]
+    Index {
+        /// Row-major position of the first such index.
+        position: u64,
+        /// The index.
+        value: i64,
+        /// One more than the largest allowed.
+        limit: u64,
+    },
+}
+
+/// What the kernels of one launch see: addresses instead of regions.
+///
+/// `args[i]` points at the first byte of argument `i`'s region; everything reachable through it by `spec` under `env` is
+/// inside memory that this launch may use, and overlaps nothing it writes (but see [`Access::ReadWrite`]).
+pub(crate) struct Launch<'a> {
+    pub args: &'a [*mut u8],
+    pub workspace: *mut u8,
+    pub env: &'a Env,
+    pub team: &'a Team,
+}
+
+/// A spec made ready for this CPU: strategy chosen, registers assigned, workspace sized.
+pub struct Kernel {
+    spec: Spec,
+    arguments: Vec<(Operand, Dims, Access)>,
+    body: Prepared,
+}
+
+/// One variant per [`Body`].
+enum Prepared {
+    Loop(loops::Loop),
+    Matmul(gemm::Matmul),
+    Conv2d(conv2d::Conv2d),
+    Pool2d(pool2d::Pool2d),
+    Pool2dGrad(pool2d::Pool2dGrad),
+    Gather(gather::Gather),
+    ScatterAdd(scatter::ScatterAdd),
+    CheckIndex(gather::CheckIndex),
+}
+
+impl Kernel {
+    /// Prepares a spec to run with sizes up to `bound`.
+    pub fn new(spec: Spec, bound: &Env, config: &Config) -> Result<Kernel, SpecError> {
+        let body = match &spec.body {
+            Body::Loop => Prepared::Loop(loops::Loop::new(&spec, bound, config)?),
+            Body::Matmul(_) => Prepared::Matmul(gemm::Matmul::new(&spec, bound, config)?),
+            Body::Conv2d(_) => Prepared::Conv2d(conv2d::Conv2d::new(&spec, bound, config)?),
+            Body::Pool2d(_) => Prepared::Pool2d(pool2d::Pool2d::new(&spec, bound, config)?),
+            Body::Pool2dGrad(_) => Prepared::Pool2dGrad(pool2d::Pool2dGrad::new(&spec, bound, config)?),
+            Body::Gather(_) => Prepared::Gather(gather::Gather::new(&spec, bound, config)?),
+            Body::ScatterAdd(_) => Prepared::ScatterAdd(scatter::ScatterAdd::new(&spec, bound, config)?),
+            Body::CheckIndex(_) => Prepared::CheckIndex(gather::CheckIndex::new(&spec, bound, config)?),
+        };
+        let arguments = spec.arguments();
+        Ok(Kernel { spec, arguments, body })
+    }
+
+    /// The spec this was prepared from.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Bytes of scratch memory a run needs, whatever the sizes up to the bound; 64-byte aligned.
+    pub fn workspace(&self) -> u64 {
+        match &self.body {
+            Prepared::Loop(k) => k.workspace(),
+            Prepared::Matmul(k) => k.workspace(),
+            Prepared::Conv2d(k) => k.workspace(),
+            Prepared::Pool2d(k) => k.workspace(),
+            Prepared::Pool2dGrad(k) => k.workspace(),
+            Prepared::Gather(k) => k.workspace(),
+            Prepared::ScatterAdd(k) => k.workspace(),
+            Prepared::CheckIndex(k) => k.workspace(),
+        }
+    }
+
+    /// Runs the kernel over regions of `memory`, one per argument in the order of [`Spec::arguments`].
+    ///
+    /// # Panics
+    /// If a region is too small for what the kernel reaches under `env`, is not inside a live arena, or overlaps a region
+    /// that is written, other than as the same region with the same walk (in-place elementwise work): a plan that passed
+    /// its checker never does this, so it is a bug of the caller, and memory safety does not depend on the caller.
+    pub fn run(&self, memory: &mut Memory, args: &[Region], workspace: &Region, env: &Env, team: &Team) -> Result<(), Fault> {
+        self.check(args, workspace, env);
+        let addresses: SmallVec<[*mut u8; 16]> = args.iter().map(|r| memory.address(r)).collect();
+        let launch = Launch { args: &addresses, workspace: memory.address(workspace), env, team };
+        // SAFETY: `check` proved that every access lies inside its region and that written regions overlap nothing else;
+        // `memory` is borrowed exclusively for the whole run.
+        unsafe {
+            match &self.body {
+                Prepared::Loop(k) => k.run(&self.spec, &launch),
+                Prepared::Matmul(k) => k.run(&self.spec, &launch),
+                Prepared::Conv2d(k) => k.run(&self.spec, &launch),
+                Prepared::Pool2d(k) => k.run(&self.spec, &launch),
+                Prepared::Pool2dGrad(k) => k.run(&self.spec, &launch),
+                Prepared::Gather(k) => k.run(&self.spec, &launch),
+                Prepared::ScatterAdd(k) => k.run(&self.spec, &launch),
+                Prepared::CheckIndex(k) => return k.run(&self.spec, &launch),
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, args: &[Region], workspace: &Region, env: &Env) {
+        assert_eq!(args.len(), self.arguments.len(), "one region per argument");
+        assert!(workspace.bytes >= self.workspace(), "workspace of {} bytes, {} needed", workspace.bytes, self.workspace());
+        for (i, (operand, dims, access)) in self.arguments.iter().enumerate() {
+            let needed = operand.extent(dims, env).saturating_mul(operand.dtype.bytes() as u64);
+            assert!(needed <= args[i].bytes, "argument {i} reaches {needed} bytes of a region of {}", args[i].bytes);
+            assert!(!args[i].overlaps(workspace), "argument {i} overlaps the workspace");
+            if *access == Access::Read {
+                continue;
+            }
+            for (j, (other, _, _)) in self.arguments.iter().enumerate().filter(|&(j, _)| j != i) {
+                if args[i].overlaps(&args[j]) {
+                    let same = args[i] == args[j] && operand == other && self.is_pointwise(i) && self.is_pointwise(j);
+                    assert!(same, "argument {i} is written and overlaps argument {j}");
+                }
+            }
+        }
+    }
+
+    /// Whether an argument belongs to `code` rather than to the anchor, so that it is touched point by point.
+    fn is_pointwise(&self, argument: usize) -> bool {
+        argument + self.spec.operands.len() >= self.arguments.len()
+    }
+}

@@ -1,0 +1,70 @@
+//! Element types, as stored in memory.
+
+use std::fmt;
+
+/// How one element is stored. Arithmetic happens in [`Lane`]s, so a storage type such as `u8` needs no kernels of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    /// IEEE 754 single precision.
+    F32,
+    /// Signed 32-bit integer, wrapping.
+    I32,
+    /// Unsigned byte.
+    U8,
+    /// One byte, 0 or 1.
+    Bool,
+}
+
+/// What a value is while it is being computed: 32 bits wide, whatever it is stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// `f32`.
+    F32,
+    /// `i32`; also what `u8` widens to.
+    I32,
+    /// 0 or 1 in an `i32`.
+    Bool,
+}
+
+impl DType {
+    /// Every storage type.
+    pub const ALL: [DType; 4] = [DType::F32, DType::I32, DType::U8, DType::Bool];
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::U8 | DType::Bool => 1,
+        }
+    }
+
+    /// The type arithmetic happens in after a load.
+    pub const fn lane(self) -> Lane {
+        match self {
+            DType::F32 => Lane::F32,
+            DType::I32 | DType::U8 => Lane::I32,
+            DType::Bool => Lane::Bool,
+        }
+    }
+
+    /// Lower-case name, as in `f32`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::I32 => "i32",
+            DType::U8 => "u8",
+            DType::Bool => "bool",
+        }
+    }
+
+    /// True for types with a fraction; only these carry gradients.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,203 @@
+//! Host memory that kernels work in: arenas, and regions of them.
+//!
+//! A [`Memory`] owns a few large aligned allocations (*arenas*): the persistent region, the slab, segments of a pool. A
+//! [`Region`] names bytes inside one by arena, offset and length; it is plain data, so plans and pools can hold it, and
+//! it is checked against the arena whenever bytes are reached through it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+
+/// Alignment of every arena, in bytes: a page, so that no two arenas share one.
+pub const ARENA_ALIGN: u64 = 4096;
+
+/// Bytes inside one arena of a [`Memory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Region {
+    /// Which arena.
+    pub arena: u32,
+    /// First byte.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+impl Region {
+    /// Whether two regions share a byte.
+    pub fn overlaps(&self, other: &Region) -> bool {
+        self.arena == other.arena
+            && self.bytes > 0
+            && other.bytes > 0
+            && self.offset < other.offset + other.bytes
+            && other.offset < self.offset + self.bytes
+    }
+
+    /// The part of this region that starts `offset` bytes in.
+    ///
+    /// # Panics
+    /// If the part reaches past the end.
+    pub fn part(&self, offset: u64, bytes: u64) -> Region {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "part {offset}+{bytes} of {self:?}");
+        Region { arena: self.arena, offset: self.offset + offset, bytes }
+    }
+}
+
+/// The host could not give the memory asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the host has no {bytes} bytes of memory to give")]
+pub struct OutOfMemory {
+    /// Bytes asked for.
+    pub bytes: u64,
+}
+
+/// Element types that bytes may be viewed as: every bit pattern is a value.
+pub trait Element: Copy + sealed::Sealed {
+    /// The storage type.
+    const DTYPE: crate::dtype::DType;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for i32 {}
+    impl Sealed for u8 {}
+}
+impl Element for f32 {
+    const DTYPE: crate::dtype::DType = crate::dtype::DType::F32;
+}
+impl Element for i32 {
+    const DTYPE: crate::dtype::DType = crate::dtype::DType::I32;
+}
+impl Element for u8 {
+    const DTYPE: crate::dtype::DType = crate::dtype::DType::U8;
+}
+
+struct Arena {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: an arena owns its allocation and is reached only through `Memory`, by shared reference for reading and by
+// exclusive reference for writing.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if self.layout.size() > 0 {
+            // SAFETY: `start` came from `alloc_zeroed` with this layout and is freed only here.
+            unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        }
+    }
+}
+
+/// Aligned host allocations, reached by [`Region`].
+#[derive(Default)]
+pub struct Memory {
+    arenas: Vec<Option<Arena>>,
+}
+
+impl Memory {
+    /// No memory yet.
+    pub fn new() -> Self {
+        Memory::default()
+    }
+
+    /// Adds an arena of zeros and returns all of it as a region. Nothing is touched: the host maps pages on first use.
+    pub fn reserve(&mut self, bytes: u64) -> Result<Region, OutOfMemory> {
+        let size = usize::try_from(bytes).map_err(|_| OutOfMemory { bytes })?;
+        let layout = Layout::from_size_align(size, ARENA_ALIGN as usize).map_err(|_| OutOfMemory { bytes })?;
+        let start = if size == 0 {
+            NonNull::dangling()
+        } else {
+            // SAFETY: the layout's size is not zero.
+            NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory { bytes })?
+        };
+        let slot = self.arenas.iter().position(Option::is_none).unwrap_or(self.arenas.len());
+        let arena = Some(Arena { start, layout });
+        if slot == self.arenas.len() {
+            self.arenas.push(arena)
+        } else {
+            self.arenas[slot] = arena
+        }
+        Ok(Region { arena: slot as u32, offset: 0, bytes })
+    }
+
+    /// Gives an arena back to the host. Regions of it must not be used again: reaching through one panics.
+    pub fn release(&mut self, arena: u32) {
+        self.arenas[arena as usize] = None;
+    }
+
+    /// Bytes in all arenas.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.arenas.iter().flatten().map(|a| a.layout.size() as u64).sum()
+    }
+
+    /// Whether the region lies inside a live arena.
+    pub fn contains(&self, region: &Region) -> bool {
+        let size = self.arenas.get(region.arena as usize).and_then(Option::as_ref).map(|a| a.layout.size() as u64);
+        size.is_some_and(|size| region.offset.checked_add(region.bytes).is_some_and(|end| end <= size))
+    }
+
+    /// The address of a region's first byte. Writing through it needs exclusive access to the memory.
+    ///
+    /// # Panics
+    /// If the region is not inside a live arena.
+    pub(crate) fn address(&self, region: &Region) -> *mut u8 {
+        assert!(self.contains(region), "{region:?} is not inside a live arena");
+        let arena = self.arenas[region.arena as usize].as_ref().expect("checked by contains");
+        // SAFETY: the offset lies inside the allocation (or one past its end, for an empty region).
+        unsafe { arena.start.as_ptr().add(region.offset as usize) }
+    }
+
+    /// The bytes of a region.
+    ///
+    /// # Panics
+    /// If the region is not inside a live arena.
+    pub fn bytes(&self, region: &Region) -> &[u8] {
+        // SAFETY: inside a live allocation (checked by `address`), initialised (zeroed), and not written while `self` is borrowed.
+        unsafe { std::slice::from_raw_parts(self.address(region), region.bytes as usize) }
+    }
+
+    /// The bytes of a region, to write.
+    ///
+    /// # Panics
+    /// If the region is not inside a live arena.
+    pub fn bytes_mut(&mut self, region: &Region) -> &mut [u8] {
+        // SAFETY: as for `bytes`; `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.address(region), region.bytes as usize) }
+    }
+
+    /// The region as elements.
+    ///
+    /// # Panics
+    /// If the region is not inside a live arena, or not aligned to whole elements.
+    pub fn elements<T: Element>(&self, region: &Region) -> &[T] {
+        // SAFETY: every bit pattern is a `T` (`Element` is sealed); the middle is aligned by `align_to`.
+        let (head, elements, tail) = unsafe { self.bytes(region).align_to::<T>() };
+        assert!(head.is_empty() && tail.is_empty(), "{region:?} is not whole {}", T::DTYPE);
+        elements
+    }
+
+    /// The region as elements, to write.
+    ///
+    /// # Panics
+    /// As [`Memory::elements`].
+    pub fn elements_mut<T: Element>(&mut self, region: &Region) -> &mut [T] {
+        // SAFETY: as for `elements`; `self` is borrowed exclusively.
+        let (head, elements, tail) = unsafe { self.bytes_mut(region).align_to_mut::<T>() };
+        assert!(head.is_empty() && tail.is_empty(), "{region:?} is not whole {}", T::DTYPE);
+        elements
+    }
+
+    /// Copies one region to another of the same length.
+    ///
+    /// # Panics
+    /// If the lengths differ or a region is not inside a live arena.
+    pub fn copy(&mut self, from: &Region, to: &Region) {
+        assert_eq!(from.bytes, to.bytes, "copy between regions of different lengths");
+        let (from, to, bytes) = (self.address(from), self.address(to), from.bytes as usize);
+        // SAFETY: both ranges lie inside live allocations; `copy` allows overlap; `self` is borrowed exclusively.
+        unsafe { std::ptr::copy(from, to, bytes) };
+    }
+}

@@ -1,0 +1,443 @@
+//! What a kernel is: data only, the same for every back end.
+//!
+//! A kernel computes over an iteration space `dims`. Its [`Body`] is the *anchor*: a plain loop, or an operation such as a
+//! matrix product that yields one value per point ([`Inst::Acc`]). Around the anchor stands a straight-line program,
+//! `code`: loads of further operands, scalar operations, reductions, and the values to store. Fusion means that more of the
+//! graph ends up in one kernel's code: an elementwise chain, softmax with its three passes over a row, a bias and an
+//! activation behind a convolution, a whole optimizer update behind a weight gradient.
+
+use smallvec::SmallVec;
+
+use crate::dtype::{DType, Lane};
+use crate::scalar::{ScalarOp, Value};
+use crate::size::{Env, Size};
+
+/// Sizes or strides, one per axis.
+pub type Dims = SmallVec<[Size; 6]>;
+
+/// How a kernel walks one buffer: element `offset + Σ coordinateᵢ · stridesᵢ`. A stride of 0 repeats (broadcasts).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Operand {
+    /// The stored type.
+    pub dtype: DType,
+    /// Elements before the first one read or written.
+    pub offset: Size,
+    /// Elements between neighbours along each axis of the space the operand is walked over.
+    pub strides: Dims,
+}
+
+/// A value of a program: the index of the instruction that makes it.
+pub type ValueId = u16;
+
+/// How values fold along the reduced axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// Σ
+    Sum,
+    /// Π
+    Prod,
+    /// The largest; NaN if any is.
+    Max,
+    /// The smallest; NaN if any is.
+    Min,
+    /// True if any is (of truth values).
+    Any,
+    /// True if all are (of truth values).
+    All,
+    /// The first position (i32, in the row-major order of the reduced axes) of the largest; NaN counts as largest.
+    ArgMax,
+    /// The first position of the smallest; NaN counts as smallest.
+    ArgMin,
+}
+
+/// One instruction of a kernel's straight-line program; its position names its value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Inst {
+    /// `operands[k]` at this point, widened to its lane.
+    Load(u16),
+    /// What the anchor computed for this point (f32; `Body::Pool2d` with an i32/u8 result and `Body::Gather` give the lane of their source).
+    Acc,
+    /// The same number everywhere.
+    Const(Value),
+    /// The integer `Σ coordinateᵢ · indices[k]ᵢ`.
+    Index(u16),
+    /// Uniform in [0, 1): Philox4x32-10 keyed by the seed and step in `operands[state]` (three i32: seed low, seed high, step)
+    /// and by `stream`; element `index` (an i32 value) of that stream.
+    Uniform {
+        /// The operand that holds seed and step.
+        state: u16,
+        /// Which random operation of the program this is.
+        stream: u32,
+        /// The value that holds the element's index.
+        index: ValueId,
+    },
+    /// An elementwise operation; unused arguments are 0.
+    Op(ScalarOp, [ValueId; 3]),
+    /// Conversion between lanes (see [`Value::cast`]).
+    Cast(ValueId, Lane),
+    /// Fold along the reduced axes. The result has one value per point of the kept axes and may be used beside values of
+    /// every point, where it repeats.
+    Reduce(ReduceOp, ValueId),
+}
+
+/// Writes `value` to `operands[operand]`, narrowed to its stored type (f32 → u8 saturates).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Store {
+    /// The value.
+    pub value: ValueId,
+    /// Where it goes.
+    pub operand: u16,
+}
+
+/// A kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// The anchor.
+    pub body: Body,
+    /// The iteration space of `code`, row-major; for anchors other than `Loop` the anchor's own result space.
+    pub dims: Dims,
+    /// How many trailing axes [`Inst::Reduce`] folds (only with `Body::Loop`; 0 when nothing reduces).
+    pub reduced: usize,
+    /// What `code` loads and stores, each with one stride per axis of `dims`.
+    pub operands: Vec<Operand>,
+    /// Integer functions of the coordinates, for [`Inst::Index`].
+    pub indices: Vec<Dims>,
+    /// The program.
+    pub code: Vec<Inst>,
+    /// What is stored where.
+    pub stores: Vec<Store>,
+}
+
+/// The anchor of a kernel. Its operands come before those of `code` in the argument list, in the order of the fields.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Body {
+    /// No anchor: `code` alone.
+    Loop,
+    /// `dims = batch… , m, n`: Σₖ a[batch…, m, k] · b[batch…, k, n], f32.
+    Matmul(Matmul),
+    /// A convolution or one of its two gradients, f32.
+    Conv2d(Conv2d),
+    /// `dims = n, c, oh, ow`: one window each.
+    Pool2d(Pool2d),
+    /// `dims = n, c, h, w`: the gradient that reaches each input of a pooling.
+    Pool2dGrad(Pool2dGrad),
+    /// `Acc = source[coordinate with the gathered axis replaced by index]`.
+    Gather(Gather),
+    /// Adds values at indexed places of a zeroed result, in a fixed order. `dims` is the space of the *result*.
+    ScatterAdd(ScatterAdd),
+    /// Stores nothing: fails the run if any index lies outside `0..limit`.
+    CheckIndex(CheckIndex),
+}
+
+/// See [`Body::Matmul`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Matmul {
+    /// Length of the contracted axis.
+    pub k: Size,
+    /// Strides over `batch…, m, k`.
+    pub a: Operand,
+    /// Strides over `batch…, k, n`.
+    pub b: Operand,
+}
+
+/// Which of the three products a [`Conv2d`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConvKind {
+    /// `dims = n, co, oh, ow`; `a` is the image (n, ci, h, w), `b` the weight (co, ci/groups, kh, kw).
+    Forward,
+    /// `dims = n, ci, h, w`; `a` is the output gradient (n, co, oh, ow), `b` the weight.
+    InputGrad,
+    /// `dims = co, ci/groups, kh, kw`; `a` is the image, `b` the output gradient.
+    WeightGrad,
+}
+
+/// A two-dimensional cross-correlation (what deep learning calls convolution).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conv2d {
+    /// Which product.
+    pub kind: ConvKind,
+    /// Images.
+    pub n: Size,
+    /// Input channels, all groups together.
+    pub ci: Size,
+    /// Output channels, all groups together.
+    pub co: Size,
+    /// Image height and width.
+    pub hw: [Size; 2],
+    /// Result height and width.
+    pub ohw: [Size; 2],
+    /// Kernel height and width.
+    pub k: [usize; 2],
+    /// Stride, rows and columns.
+    pub stride: [usize; 2],
+    /// Zero padding before the first row and column (what is after the last follows from `ohw`).
+    pub pad: [usize; 2],
+    /// Distance between kernel elements.
+    pub dilation: [usize; 2],
+    /// Channel groups.
+    pub groups: usize,
+    /// See [`ConvKind`].
+    pub a: Operand,
+    /// See [`ConvKind`].
+    pub b: Operand,
+}
+
+/// What a pooling window gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PoolKind {
+    /// The largest element; NaN if any is.
+    Max,
+    /// The position `kh · kernel width + kw` of the first largest element in its window (an integer).
+    ArgMax,
+    /// The mean of the elements inside the image and, with `count_pad`, the zeros around it.
+    Avg {
+        /// Whether padding counts in the divisor.
+        count_pad: bool,
+    },
+}
+
+/// The geometry of a pooling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Window {
+    /// Window height and width.
+    pub k: [usize; 2],
+    /// Stride.
+    pub stride: [usize; 2],
+    /// Padding before the first row and column.
+    pub pad: [usize; 2],
+}
+
+/// See [`Body::Pool2d`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pool2d {
+    /// What a window gives.
+    pub kind: PoolKind,
+    /// The geometry.
+    pub window: Window,
+    /// Image height and width.
+    pub hw: [Size; 2],
+    /// The image, strides over (n, c, h, w).
+    pub x: Operand,
+    /// With `PoolKind::Max`: also store the position of the maximum here (strides over n, c, oh, ow), for the gradient.
+    pub arg: Option<Operand>,
+}
+
+/// See [`Body::Pool2dGrad`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pool2dGrad {
+    /// `Max` or `Avg`.
+    pub kind: PoolKind,
+    /// The geometry.
+    pub window: Window,
+    /// Result height and width.
+    pub ohw: [Size; 2],
+    /// The gradient of the result, strides over (n, c, oh, ow).
+    pub dy: Operand,
+    /// With `PoolKind::Max`: the stored positions.
+    pub arg: Option<Operand>,
+}
+
+/// See [`Body::Gather`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gather {
+    /// The source: strides over `dims`, 0 on the gathered axis.
+    pub source: Operand,
+    /// The index, strides over `dims` (u8 or i32).
+    pub index: Operand,
+    /// Elements of the source between neighbours along the gathered axis.
+    pub axis_stride: Size,
+    /// Length of the gathered axis of the source.
+    pub axis_len: Size,
+}
+
+/// See [`Body::ScatterAdd`]: `result[c with c[axis] := index] += value`, over all points of `space`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScatterAdd {
+    /// Which axis of `dims` the index replaces.
+    pub axis: usize,
+    /// The space of the values: `dims` with another length at `axis`.
+    pub space: Dims,
+    /// The values, strides over `space`, f32.
+    pub value: Operand,
+    /// The index, strides over `space` (u8 or i32).
+    pub index: Operand,
+}
+
+/// See [`Body::CheckIndex`]. `dims` is the space of the index.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckIndex {
+    /// The indices (u8 or i32).
+    pub index: Operand,
+    /// One more than the largest index allowed.
+    pub limit: Size,
+}
+
+/// How a kernel uses an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Read only.
+    Read,
+    /// Written only.
+    Write,
+    /// Both: each element is read before it is written, at the same place.
+    ReadWrite,
+}
+
+impl Operand {
+    /// A contiguous row-major operand over `dims`; `None` if a stride overflows or has no form as a [`Size`].
+    pub fn contiguous(dtype: DType, dims: &[Size]) -> Option<Operand> {
+        let mut strides: Dims = SmallVec::from_elem(Size::ONE, dims.len());
+        let mut stride = Size::ONE;
+        for (slot, &dim) in strides.iter_mut().zip(dims).rev() {
+            *slot = stride;
+            stride = stride.checked_mul(dim)?;
+        }
+        Some(Operand { dtype, offset: Size::ZERO, strides })
+    }
+
+    /// One more than the highest element touched over `dims`, or 0 when `dims` is empty of points.
+    pub fn extent(&self, dims: &[Size], env: &Env) -> u64 {
+        let mut last = self.offset.at(env);
+        for (dim, stride) in dims.iter().zip(&self.strides) {
+            let n = dim.at(env);
+            if n <= 0 {
+                return 0;
+            }
+            last = last.saturating_add((n - 1).saturating_mul(stride.at(env)));
+        }
+        u64::try_from(last).map_or(0, |l| l + 1)
+    }
+}
+
+impl Body {
+    /// The anchor's operands with the space each is walked over, in argument order.
+    pub fn operands(&self, dims: &Dims) -> SmallVec<[(Operand, Dims, Access); 3]> {
+        let mut list = SmallVec::new();
+        let of = |sizes: &[Size]| Dims::from_slice(sizes);
+        match self {
+            Body::Loop => {}
+            Body::Matmul(p) => {
+                let (batch, mn) = dims.split_at(dims.len() - 2);
+                let with = |r, c| batch.iter().copied().chain([r, c]).collect::<Dims>();
+                list.push((p.a.clone(), with(mn[0], p.k), Access::Read));
+                list.push((p.b.clone(), with(p.k, mn[1]), Access::Read));
+            }
+            Body::Conv2d(c) => {
+                let image = of(&[c.n, c.ci, c.hw[0], c.hw[1]]);
+                let result = of(&[c.n, c.co, c.ohw[0], c.ohw[1]]);
+                let per_group = c.ci.checked_div(c.groups as i64).unwrap_or(c.ci);
+                let weight = of(&[c.co, per_group, Size::fixed(c.k[0] as i64), Size::fixed(c.k[1] as i64)]);
+                let (a, b) = match c.kind {
+                    ConvKind::Forward => (image, weight),
+                    ConvKind::InputGrad => (result, weight),
+                    ConvKind::WeightGrad => (image, result),
+                };
+                list.push((c.a.clone(), a, Access::Read));
+                list.push((c.b.clone(), b, Access::Read));
+            }
+            Body::Pool2d(p) => {
+                list.push((p.x.clone(), of(&[dims[0], dims[1], p.hw[0], p.hw[1]]), Access::Read));
+                list.extend(p.arg.iter().map(|arg| (arg.clone(), dims.clone(), Access::Write)));
+            }
+            Body::Pool2dGrad(p) => {
+                let result = of(&[dims[0], dims[1], p.ohw[0], p.ohw[1]]);
+                list.push((p.dy.clone(), result.clone(), Access::Read));
+                list.extend(p.arg.iter().map(|arg| (arg.clone(), result.clone(), Access::Read)));
+            }
+            Body::Gather(g) => {
+                let mut source = g.source.clone();
+                let mut space = dims.clone();
+                source.strides.push(g.axis_stride);
+                space.push(g.axis_len);
+                list.push((source, space, Access::Read));
+                list.push((g.index.clone(), dims.clone(), Access::Read));
+            }
+            Body::ScatterAdd(s) => {
+                list.push((s.value.clone(), s.space.clone(), Access::Read));
+                list.push((s.index.clone(), s.space.clone(), Access::Read));
+            }
+            Body::CheckIndex(c) => list.push((c.index.clone(), dims.clone(), Access::Read)),
+        }
+        list
+    }
+}
+
+impl Spec {
+    /// Every argument of the kernel in order: the anchor's operands, then `operands`, with the space each is walked over.
+    pub fn arguments(&self) -> Vec<(Operand, Dims, Access)> {
+        let mut list = self.body.operands(&self.dims).into_vec();
+        for (k, operand) in self.operands.iter().enumerate() {
+            let k = k as u16;
+            let reads =
+                self.code.iter().any(|i| matches!(i, Inst::Load(l) if *l == k) || matches!(i, Inst::Uniform { state, .. } if *state == k));
+            let store = self.stores.iter().find(|s| s.operand == k);
+            let access = match (reads, store) {
+                (true, Some(_)) => Access::ReadWrite,
+                (false, Some(_)) => Access::Write,
+                _ => Access::Read,
+            };
+            let mut space = self.dims.clone();
+            // A folded value is stored once per point of the kept axes.
+            if store.is_some_and(|s| self.is_folded(s.value)) {
+                space.truncate(self.dims.len() - self.reduced);
+            }
+            list.push((operand.clone(), space, access));
+        }
+        list
+    }
+
+    /// Whether a value exists once per point of the kept axes, rather than at every point: a reduction, or anything
+    /// computed from reductions, constants and operands that do not vary along the reduced axes.
+    pub fn is_folded(&self, value: ValueId) -> bool {
+        self.folded()[usize::from(value)]
+    }
+
+    /// [`Spec::is_folded`] of every value.
+    pub fn folded(&self) -> Vec<bool> {
+        let kept = self.dims.len() - self.reduced;
+        let flat = |strides: &Dims| strides[kept..].iter().all(|s| s.is(0));
+        let mut folded: Vec<bool> = Vec::with_capacity(self.code.len());
+        for inst in &self.code {
+            let of = |v: ValueId| folded[usize::from(v)];
+            folded.push(match inst {
+                Inst::Load(k) => flat(&self.operands[usize::from(*k)].strides),
+                Inst::Acc => false,
+                Inst::Const(_) => true,
+                Inst::Index(k) => flat(&self.indices[usize::from(*k)]),
+                Inst::Uniform { index, .. } => of(*index),
+                Inst::Op(op, args) => args[..op.arity()].iter().all(|&a| of(a)),
+                Inst::Cast(a, _) => of(*a),
+                Inst::Reduce(..) => true,
+            });
+        }
+        if self.reduced == 0 { vec![false; self.code.len()] } else { folded }
+    }
+
+    /// The lane of every value; `None` where an operation does not take its arguments' lanes.
+    pub fn lanes(&self) -> Option<Vec<Lane>> {
+        let mut lanes: Vec<Lane> = Vec::with_capacity(self.code.len());
+        for inst in &self.code {
+            let of = |v: ValueId| lanes.get(usize::from(v)).copied();
+            lanes.push(match inst {
+                Inst::Load(k) => self.operands.get(usize::from(*k))?.dtype.lane(),
+                Inst::Acc => match &self.body {
+                    Body::Gather(g) => g.source.dtype.lane(),
+                    Body::Pool2d(p) if p.kind == PoolKind::ArgMax => Lane::I32,
+                    Body::Pool2d(p) => p.x.dtype.lane(),
+                    _ => Lane::F32,
+                },
+                Inst::Const(v) => v.lane(),
+                Inst::Index(_) => Lane::I32,
+                Inst::Uniform { .. } => Lane::F32,
+                Inst::Op(op, args) => {
+                    let args: SmallVec<[Lane; 3]> = args[..op.arity()].iter().map(|&a| of(a)).collect::<Option<_>>()?;
+                    op.lane(&args)?
+                }
+                Inst::Cast(_, lane) => *lane,
+                Inst::Reduce(ReduceOp::ArgMax | ReduceOp::ArgMin, _) => Lane::I32,
+                Inst::Reduce(_, a) => of(*a)?,
+            });
+        }
+        Some(lanes)
+    }
+}
