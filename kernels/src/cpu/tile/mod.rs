@@ -11,6 +11,8 @@ mod copy;
 mod exec;
 mod fold;
 mod ops;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use bind::Bound;
 pub(crate) use exec::{Along, Machine, Tile};
