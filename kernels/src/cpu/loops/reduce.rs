@@ -67,7 +67,7 @@ impl Reduction {
             Along::Rows => points.saturating_mul(VECTOR).max(KEPT_LANES),
         };
         if crossing > 0 {
-            if kept_lanes > isize::MAX as usize / 64 / crossing {
+            if kept_lanes.saturating_mul(crossing) > isize::MAX as usize / 64 {
                 return Err(SpecError(format!("rows of {points} elements cannot be kept")));
             }
             code.keep(kept_lanes);
