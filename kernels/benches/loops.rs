@@ -7,10 +7,11 @@ use builder::Builder;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Memory, Region};
 use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{ReduceOp, ValueId};
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::{Inst, ReduceOp, ValueId};
 
 fn main() {
     divan::main();
@@ -169,4 +170,22 @@ fn bias_relu(bencher: Bencher, (rows, cols): (i64, i64)) {
     let out = b.operand(&[cols, 1]);
     b.store(y, out);
     bench(b, bencher, 1);
+}
+
+/// x / 0.9 where a random number is below 0.9, else 0.
+#[divan::bench(args = THREADS)]
+fn dropout(bencher: Bencher, threads: usize) {
+    let mut b = Builder::new(&[1 << 20], 0);
+    let x = b.load(&[1]);
+    let state = b.typed(DType::I32, &[0]);
+    b.spec.indices.push(std::iter::once(Size::ONE).collect());
+    let index = b.inst(Inst::Index(0));
+    let u = b.inst(Inst::Uniform { state, stream: 3, index });
+    let (keep, zero) = (b.number(0.9), b.number(0.0));
+    let kept = b.op(ScalarOp::Lt, &[u, keep]);
+    let scaled = b.op(ScalarOp::Div, &[x, keep]);
+    let y = b.op(ScalarOp::Select, &[kept, scaled, zero]);
+    let out = b.operand(&[1]);
+    b.store(y, out);
+    bench(b, bencher, threads);
 }

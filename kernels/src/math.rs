@@ -90,9 +90,17 @@ fn reduce<A: Arith>(x: f32) -> Reduced {
 /// eʳ − 1 = r + r² q(r) for |r| ≤ ½ ln 2; the fit's relative error is 2⁻²⁶.
 const EXPM1: [f32; 5] = [0.499_999_97, 0.166_665_39, 0.041_667_745, 0.008_367_058, 0.001_383_875_6];
 
+/// r + r² q(r), with the terms of q in pairs (Estrin): these functions wait for one result after another, so depth counts.
+#[inline(always)]
+fn sextic<A: Arith>(r: f32, q: [f32; 5]) -> f32 {
+    let square = r * r;
+    let high = A::fma(square, q[4], A::fma(r, q[3], q[2]));
+    A::fma(square, A::fma(square, high, A::fma(r, q[1], q[0])), r)
+}
+
 #[inline(always)]
 fn expm1_small<A: Arith>(r: f32) -> f32 {
-    A::fma(r * r, polynomial::<A, 5>(r, EXPM1), r)
+    sextic::<A>(r, EXPM1)
 }
 
 /// 2ⁿ · (1 + p) in two steps, so that results may be subnormal or overflow; `negative` is the sign of n.
@@ -139,7 +147,7 @@ pub(crate) fn expm1<A: Arith>(x: f32) -> f32 {
     if x.abs() < 1e-8 { x } else { result }
 }
 
-/// 1/(1 + e⁻ˣ), at most 1.9 ULP off; what would be smaller than the smallest normal float is 0.
+/// 1/(1 + e⁻ˣ), at most 1.9 ULP off; below the smallest normal float it is 0.
 #[inline(always)]
 pub(crate) fn sigmoid<A: Arith>(x: f32) -> f32 {
     // With e = e^−|x|: 1/(1 + e) on the right, e/(1 + e) on the left, so that nothing overflows.
@@ -164,9 +172,9 @@ pub(crate) fn tanh<A: Arith>(x: f32) -> f32 {
     let r = if A::FUSED { A::fma(n, -0.5 * LN_2, a) } else { (a - n * (0.5 * LN_2_HIGH)) - n * (0.5 * LN_2_LOW) };
     // (e²ʳ − 1)/2 by the same fit, and 2ⁿ.
     const Q: [f32; 5] = [2.0 * EXPM1[0], 4.0 * EXPM1[1], 8.0 * EXPM1[2], 16.0 * EXPM1[3], 32.0 * EXPM1[4]];
-    let half = A::fma(r * r, polynomial::<A, 5>(r, Q), r);
-    let s = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
-    let t = A::fma(s, half, A::fma(0.5, s, -0.5));
+    let half = sextic::<A>(r, Q);
+    let half_s = f32::from_bits(shifted.to_bits().wrapping_add(126) << 23);
+    let t = A::fma(half_s + half_s, half, half_s - 0.5);
     let quotient = t / (t + 1.0);
     // Near 0, t − t · quotient feels less of the quotient's errors.
     signed(if t < 0.5 { A::fma(-t, quotient, t) } else { quotient }, x)
@@ -283,7 +291,7 @@ fn quadrant(x: f32) -> (u32, f32) {
 fn sine<A: Arith>(n: u32, r: f32) -> f32 {
     let square = r * r;
     let s = polynomial::<A, 3>(square, [-0.166_666_55, 0.008_332_189, -0.000_195_182_85]);
-    let c = polynomial::<A, 3>(square, [0.041_666_645, -0.001_388_730_9, 0.000_024_432_327]);
+    let c = polynomial::<A, 3>(square, [0.041_666_645, -0.001_388_731, 0.000_024_432_327]);
     let sin = A::fma(r * square, s, r);
     let cos = A::fma(square * square, c, A::fma(square, -0.5, 1.0));
     let value = if n & 1 == 0 { sin } else { cos };

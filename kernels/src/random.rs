@@ -9,16 +9,28 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
 /// Philox4x32-10: 128 random bits for a counter under a key.
-#[inline(always)]
 pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
-    let (mut c, mut k) = (counter, key);
+    let [first, rest @ ..] = counter;
+    philox_lanes([first], rest, key).map(|[word]| word)
+}
+
+/// [`philox`] of counters that differ in their first word alone: for each word of the results, that of every counter.
+#[inline(always)]
+pub(crate) fn philox_lanes<const N: usize>(first: [u32; N], rest: [u32; 3], key: [u32; 2]) -> [[u32; N]; 4] {
+    let (mut c0, mut c1, mut c2, mut c3) = (first, [rest[0]; N], [rest[1]; N], [rest[2]; N]);
+    let mut k = key;
     for _ in 0..ROUNDS {
-        let p0 = u64::from(MULTIPLIERS[0]) * u64::from(c[0]);
-        let p1 = u64::from(MULTIPLIERS[1]) * u64::from(c[2]);
-        c = [(p1 >> 32) as u32 ^ c[1] ^ k[0], p1 as u32, (p0 >> 32) as u32 ^ c[3] ^ k[1], p0 as u32];
+        for l in 0..N {
+            let p0 = u64::from(MULTIPLIERS[0]) * u64::from(c0[l]);
+            let p1 = u64::from(MULTIPLIERS[1]) * u64::from(c2[l]);
+            c0[l] = (p1 >> 32) as u32 ^ c1[l] ^ k[0];
+            c1[l] = p1 as u32;
+            c2[l] = (p0 >> 32) as u32 ^ c3[l] ^ k[1];
+            c3[l] = p0 as u32;
+        }
         k = [k[0].wrapping_add(WEYL[0]), k[1].wrapping_add(WEYL[1])];
     }
-    c
+    [c0, c1, c2, c3]
 }
 
 /// Random bits as a float in [0, 1): a multiple of 2⁻²⁴, so that 1 is never reached by rounding.
@@ -31,7 +43,6 @@ pub fn unit(bits: u32) -> f32 {
 ///
 /// Four neighbouring elements share one block: the counter is `[index / 4, stream, step, 0]`, the key is the seed (low
 /// word first), and the element is word `index mod 4`.
-#[inline(always)]
 pub fn uniform(seed: u64, step: u32, stream: u32, index: u32) -> f32 {
     unit(philox([index >> 2, stream, step, 0], [seed as u32, (seed >> 32) as u32])[(index & 3) as usize])
 }

@@ -42,7 +42,7 @@ fn erf_reference(x: f64) -> f64 {
     erf.copysign(x)
 }
 
-/// 1/(1 + e⁻ˣ), flushed to 0 where `sigmoid` says so.
+/// 1/(1 + e⁻ˣ), 0 where `sigmoid` says so.
 fn sigmoid_reference(x: f64) -> f64 {
     let y = 1.0 / (1.0 + (-x).exp());
     if y < f64::from(f32::MIN_POSITIVE) { 0.0 } else { y }

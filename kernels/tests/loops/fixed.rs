@@ -121,7 +121,7 @@ fn products_and_truth_values() {
 /// Uniform numbers by index, in order and out of order, are those of the generator.
 #[test]
 fn uniform_is_the_generator() {
-    for strides in [[50, 1], [1, 30], [0, 7]] {
+    for strides in [[50, 1], [1, 30], [0, 7], [-50, -1]] {
         let mut b = Builder::new(&[30, 50], 0);
         let state = b.typed(DType::I32, &[0, 0]);
         b.spec.indices.push(strides.map(Size::fixed).into_iter().collect());
@@ -134,7 +134,7 @@ fn uniform_is_the_generator() {
         bytes.push_f32(&vec![9.0; 1500]);
         for (_, run) in run_all(&b.spec, &Env::default(), &Env::default(), &bytes) {
             for (i, y) in run.f32s(1).iter().enumerate() {
-                let index = strides[0] as u32 * (i as u32 / 50) + strides[1] as u32 * (i as u32 % 50);
+                let index = (strides[0] * (i as i64 / 50) + strides[1] * (i as i64 % 50)) as u32;
                 assert_eq!(*y, uniform(0xFFFF_FFFE_1234_5678, 17, 5, index));
             }
         }

@@ -20,7 +20,7 @@ impl Loop {
             axes = 2;
         }
         let (row, col) = (axes - 2, axes - 1);
-        if bound.dims()[col] < VECTOR && bound.dims()[row] >= 4 * bound.dims()[col] {
+        if bound.dims()[col] < VECTOR / 2 && bound.dims()[row] >= 4 * bound.dims()[col] {
             // A short last axis would leave most of each vector empty.
             bound.swap_axes(row, col);
         }

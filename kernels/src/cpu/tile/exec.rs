@@ -3,9 +3,8 @@
 use super::bind::Bound;
 use super::compile::{Apply, Place, Step, StoreStep};
 use super::copy::{self, Block};
-use super::fold::{FoldCall, FoldCode, NOWHERE};
 use super::ops::{Call, View};
-use super::{MAX_ROWS, TILE, VECTOR};
+use super::{MAX_ROWS, VECTOR};
 use crate::dtype::DType;
 use crate::spec::ValueId;
 
@@ -31,21 +30,21 @@ impl Cursor {
 /// Part of the block that the cursors stand at.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
-    rows: usize,
-    cols: usize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
     /// Columns of a row in a register: `cols` rounded up to whole vectors.
-    pad: usize,
+    pub(super) pad: usize,
     /// The first row and column, counted from the cursors.
     row: usize,
     col: usize,
     /// Lanes from the start of the buffers of kept values to this tile's part.
     kept_at: usize,
     /// Position of the first point among all that fold into the same value.
-    position: usize,
+    pub(super) position: usize,
 }
 
 impl Tile {
-    /// `rows × cols` points where the cursors stand; at most [`TILE`] with columns rounded up to whole vectors.
+    /// `rows × cols` points where the cursors stand; at most [`super::TILE`] with columns rounded up to whole vectors.
     pub fn new(rows: usize, cols: usize) -> Tile {
         Tile { rows, cols, pad: cols.next_multiple_of(VECTOR), row: 0, col: 0, kept_at: 0, position: 0 }
     }
@@ -72,11 +71,11 @@ pub(crate) enum Along {
 
 /// The interpreter of one caller: the program, and the memory it works in.
 pub(crate) struct Machine<'a> {
-    bound: &'a Bound<'a>,
+    pub(super) bound: &'a Bound<'a>,
     cursors: *mut Cursor,
     views: *mut View,
-    lanes: *mut u32,
-    along: Along,
+    pub(super) lanes: *mut u32,
+    pub(super) along: Along,
     acc: View,
     /// The anchor's values lie in memory that is also stored to.
     acc_aliased: bool,
@@ -126,12 +125,12 @@ impl<'a> Machine<'a> {
         });
     }
 
-    fn view(&self, value: ValueId) -> View {
+    pub(super) fn view(&self, value: ValueId) -> View {
         // SAFETY: there is a view for each value, written by the step that made the value.
         unsafe { *self.views.add(usize::from(value)) }
     }
 
-    fn set_view(&self, value: ValueId, view: View) {
+    pub(super) fn set_view(&self, value: ValueId, view: View) {
         // SAFETY: there is a view for each value.
         unsafe { self.views.add(usize::from(value)).write(view) };
     }
@@ -344,7 +343,7 @@ impl<'a> Machine<'a> {
     ///
     /// # Safety
     /// `to` must hold a tile and not overlap the view.
-    unsafe fn spread(&self, view: View, to: *mut u32, tile: &Tile) -> View {
+    pub(super) unsafe fn spread(&self, view: View, to: *mut u32, tile: &Tile) -> View {
         for r in 0..tile.rows {
             // SAFETY: the view holds each row, and `to` a tile.
             unsafe {
@@ -360,7 +359,7 @@ impl<'a> Machine<'a> {
         View { ptr: to, rs: tile.pad as isize, flat: false }
     }
 
-    fn spare(&self) -> *mut u32 {
+    pub(super) fn spare(&self) -> *mut u32 {
         // SAFETY: the spare tile lies inside the scratch memory.
         unsafe { self.lanes.add(self.bound.code.program.spare) }
     }
@@ -406,125 +405,6 @@ impl<'a> Machine<'a> {
             let block = self.block(store.walk, tile);
             // SAFETY: the block lies inside its argument; a view in place overlaps it only if it is the same.
             unsafe { copy::store(view, store.lane, &block) };
-        }
-    }
-
-    /// # Safety
-    /// As [`Machine::folded`].
-    unsafe fn fold(&self, k: u16, tile: &Tile) {
-        let program = &self.bound.code.program;
-        let fold = &program.folds[usize::from(k)];
-        let mut value = self.view(fold.arg);
-        if value.flat {
-            // SAFETY: the spare tile holds a tile; nothing that is used again is kept there.
-            value = unsafe { self.spread(value, self.spare(), tile) };
-        }
-        let call = FoldCall { value, rows: tile.rows, cols: tile.cols, position: tile.position as u32, ..self.fold_call(k) };
-        // SAFETY: the view holds whole vectors of every row, and the accumulators a tile.
-        unsafe {
-            match self.along {
-                Along::Columns => (fold.code.columns)(&call),
-                Along::Rows => (fold.code.rows)(&call),
-            }
-        }
-    }
-
-    /// The accumulators of a fold, to be finished in place.
-    fn fold_call(&self, k: u16) -> FoldCall {
-        let fold = &self.bound.code.program.folds[usize::from(k)];
-        // SAFETY: the accumulators lie inside the scratch memory.
-        let acc = unsafe { self.lanes.add(fold.accumulator) };
-        let value = View { ptr: std::ptr::dangling(), rs: 0, flat: true };
-        FoldCall { value, rows: 0, cols: 0, acc, out: acc, stride: TILE, identity: fold.code.identity, position: 0 }
-    }
-
-    fn folds(&self, level: usize) -> impl Iterator<Item = (u16, &FoldCode)> {
-        let program = &self.bound.code.program;
-        program.levels[level].folds.iter().map(|&k| (k, &program.folds[usize::from(k)].code))
-    }
-
-    /// Lanes of a finished fold.
-    fn folded_lanes(&self, tile: &Tile) -> usize {
-        match self.along {
-            Along::Columns => tile.rows,
-            Along::Rows => tile.pad,
-        }
-    }
-
-    /// Empties the accumulators of a level.
-    ///
-    /// # Safety
-    /// As [`Machine::full`].
-    pub unsafe fn clear(&self, level: usize, tile: &Tile) {
-        let lanes = if self.along == Along::Columns { tile.rows * VECTOR } else { tile.pad };
-        for (k, code) in self.folds(level) {
-            // SAFETY: the accumulators hold a tile.
-            unsafe { code.clear(self.fold_call(k).acc, lanes) };
-        }
-    }
-
-    /// Combines each row's accumulators of a level into one value.
-    ///
-    /// # Safety
-    /// As [`Machine::full`].
-    pub unsafe fn finish(&self, level: usize, tile: &Tile) {
-        for (k, code) in self.folds(level).filter(|_| self.along == Along::Columns) {
-            // SAFETY: the accumulators hold a tile.
-            unsafe { (code.finish)(&FoldCall { rows: tile.rows, ..self.fold_call(k) }) };
-        }
-    }
-
-    /// Makes the finished folds of a level visible as values.
-    ///
-    /// # Safety
-    /// As [`Machine::full`].
-    pub unsafe fn publish(&self, level: usize, tile: &Tile) {
-        for (k, code) in self.folds(level) {
-            let ptr = self.fold_call(k).acc.wrapping_add((code.words - 1) * TILE);
-            if code.words > 1 {
-                // SAFETY: the accumulators hold a tile.
-                for position in unsafe { std::slice::from_raw_parts_mut(ptr, self.folded_lanes(tile)) } {
-                    // The best of no elements is said to be the first.
-                    *position = if *position == NOWHERE { 0 } else { *position };
-                }
-            }
-            let flat = self.along == Along::Columns;
-            self.set_view(self.bound.code.program.folds[usize::from(k)].value, View { ptr, rs: isize::from(flat), flat });
-        }
-    }
-
-    /// Copies the finished folds of a level out to `to`, or back in: `stride` lanes for each word of each fold.
-    ///
-    /// # Safety
-    /// As [`Machine::full`]; `partial` must hold that many lanes.
-    pub unsafe fn exchange(&self, level: usize, tile: &Tile, partial: *mut u32, stride: usize, out: bool) {
-        let mut at = partial;
-        for (k, code) in self.folds(level) {
-            for word in 0..code.words {
-                // SAFETY: the accumulators hold a tile for each word; the caller's promise for the other side.
-                unsafe {
-                    let acc = self.fold_call(k).acc.add(word * TILE);
-                    let (from, to) = if out { (acc, at) } else { (at, acc) };
-                    std::ptr::copy_nonoverlapping(from, to, self.folded_lanes(tile));
-                    at = at.add(stride);
-                }
-            }
-        }
-    }
-
-    /// Folds what [`Machine::exchange`] copied out to `from` into what it copied out to `into`.
-    ///
-    /// # Safety
-    /// As [`Machine::exchange`]; the two do not overlap.
-    pub unsafe fn merge(&self, level: usize, tile: &Tile, into: *mut u32, from: *mut u32, stride: usize) {
-        let mut at = 0;
-        for (k, code) in self.folds(level) {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let call = FoldCall { acc: from.add(at), out: into.add(at), cols: self.folded_lanes(tile), stride, ..self.fold_call(k) };
-                (code.merge)(&call);
-            }
-            at += code.words * stride;
         }
     }
 }

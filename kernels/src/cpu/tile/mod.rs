@@ -5,6 +5,7 @@
 //! one tile each that live in the first-level cache. Operands that lie in memory as lanes do are read where they are, and
 //! the last operation writes where its value is stored. A value never depends on where in a tile its point lies.
 
+mod accumulate;
 mod bind;
 mod compile;
 mod copy;
