@@ -1,1 +1,3 @@
 //! placeholder
+mod bytes;
+pub use bytes::Bytes;
