@@ -38,6 +38,8 @@ pub enum Op {
     Variable(u32),
     /// One number, of shape `[]`.
     Const(Value),
+    /// A size as it is in this run (i32, of shape `[]`): how a mean over a bounded axis knows its divisor.
+    Size(Size),
     /// The integer `Σ coordinateᵢ · strideᵢ`; its shape is part of the node.
     Index(Dims),
     /// Uniform in [0, 1), keyed by the random state (operand 0: i32 `[3]`), by `stream` and by an index (operand 1: i32).
@@ -133,6 +135,7 @@ impl Op {
             Op::Input(_) => "input",
             Op::Variable(_) => "variable",
             Op::Const(_) => "const",
+            Op::Size(_) => "size",
             Op::Index(_) => "index",
             Op::Uniform { .. } => "uniform",
             Op::Scalar(op) => op.name(),

@@ -32,6 +32,7 @@ pub fn infer(op: &Op, given: &[Given<'_>], declared: (DType, &Dims), symbols: &S
         Op::Input(_) | Op::Variable(_) => as_declared(),
         Op::Const(value) if dtype.lane() == value.lane() && dims.is_empty() => as_declared(),
         Op::Const(value) => Err(format!("const {value:?} declared as {dtype} of rank {}", dims.len())),
+        Op::Size(_) => Ok((DType::I32, Dims::new())),
         Op::Index(strides) if dtype == DType::I32 && strides.len() == dims.len() => as_declared(),
         Op::Index(_) => Err("index: one stride per axis, of type i32".into()),
         Op::Uniform { .. } => Ok((DType::F32, Dims::from_slice(given[1].dims))),
@@ -58,7 +59,7 @@ pub fn infer(op: &Op, given: &[Given<'_>], declared: (DType, &Dims), symbols: &S
 pub fn gradient(g: &mut dyn Emit, op: &Op, node: NodeId, inputs: &[NodeId], dy: NodeId, wanted: &[bool]) -> Gradients {
     let one = |id: NodeId| SmallVec::from_iter([Some(id)]);
     match op {
-        Op::Input(_) | Op::Variable(_) | Op::Const(_) | Op::Index(_) | Op::Uniform { .. } => Gradients::new(),
+        Op::Input(_) | Op::Variable(_) | Op::Const(_) | Op::Size(_) | Op::Index(_) | Op::Uniform { .. } => Gradients::new(),
         Op::CheckIndex { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => SmallVec::from_elem(None, inputs.len()),
         Op::Scalar(op) => scalar::gradient(g, *op, node, inputs, dy, wanted),
         // Only float to float carries a gradient; there is one float type.
