@@ -3,7 +3,9 @@
 mod fuse;
 mod layout;
 mod lower;
+mod schedule;
 mod update;
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
 pub use layout::legalise;
 pub use lower::{Arg, Task, lower};
+pub use schedule::{Scheduled, schedule};
