@@ -37,6 +37,19 @@ impl Bound<'_> {
     pub unsafe fn block(&self, origin: &[usize], row_axis: usize, rows: usize, cols: usize, acc: *const u32, acc_stride: usize, _scratch: *mut u8) {
         let spec = self.spec;
         let env = self.launch.env;
+        if let ([Inst::Acc], [s]) = (&spec.code[..], &spec.stores[..]) {
+            let o = &spec.operands[usize::from(s.operand)];
+            let rank = origin.len();
+            if o.strides[rank - 1].is(1) && row_axis == rank - 2 {
+                let e = o.offset.at(env) + o.strides.iter().zip(origin).map(|(s, &c)| c as i64 * s.at(env)).sum::<i64>();
+                let to = self.launch.args[self.first].cast::<u32>().wrapping_offset(e as isize);
+                for r in 0..rows {
+                    // SAFETY: inside the operand.
+                    unsafe { to.wrapping_offset(r as isize * o.strides[row_axis].at(env) as isize).copy_from_nonoverlapping(acc.add(r * acc_stride), cols) };
+                }
+                return;
+            }
+        }
         let mut values = [Value::F32(0.0); 64];
         for r in 0..rows {
             let mut at = [0usize; 16];

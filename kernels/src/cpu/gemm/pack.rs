@@ -29,36 +29,43 @@ pub(super) unsafe fn pack<S: Simd>(from: Source, count: usize, depth: usize, to:
     // SAFETY: the caller enables S's instruction set; `from` is readable for i below `count` and k below `depth`, `to`
     // writable for `depth · width` elements, and the loops keep to both.
     unsafe {
+        let whole = count / S::LANES * S::LANES;
         if from.stride == 1 {
             for k in 0..depth {
                 let (from, to) = (from.at.offset(k as isize * from.step), to.add(k * width));
-                let mut i = 0;
-                while i + S::LANES <= count {
+                for i in (0..whole).step_by(S::LANES) {
                     S::store(to.add(i), S::load(from.add(i)));
-                    i += S::LANES;
                 }
-                if i < count {
-                    S::copy(from.add(i), to.add(i), count - i);
-                }
-            }
-        } else {
-            let mut k = 0;
-            while from.step == 1 && k + 8 <= depth {
-                for i in (0..count).step_by(8) {
-                    let at = from.at.offset(i as isize * from.stride).add(k);
-                    S::transpose(at, from.stride, (count - i).min(8), to.add(k * width + i), width);
-                }
-                k += 8;
-            }
-            for k in k..depth {
-                for i in 0..count {
-                    *to.add(k * width + i) = *from.at.offset(i as isize * from.stride + k as isize * from.step);
+                if width == count {
+                    S::copy(from.add(whole), to.add(whole), count - whole);
+                } else {
+                    // Panels with zeros at the end are whole vectors wide.
+                    S::store(to.add(whole), S::load_mask(from.add(whole), (1 << (count - whole)) - 1));
+                    for i in (whole + S::LANES..width).step_by(S::LANES) {
+                        S::store(to.add(i), S::zero());
+                    }
                 }
             }
+            return;
         }
         if count < width {
             for k in 0..depth {
-                to.add(k * width + count).write_bytes(0, width - count);
+                for i in (whole..width).step_by(S::LANES) {
+                    S::store(to.add(k * width + i), S::zero());
+                }
+            }
+        }
+        let mut k = 0;
+        while from.step == 1 && k + 8 <= depth {
+            for i in (0..count).step_by(8) {
+                let at = from.at.offset(i as isize * from.stride).add(k);
+                S::transpose(at, from.stride, (count - i).min(8), to.add(k * width + i), width);
+            }
+            k += 8;
+        }
+        for k in k..depth {
+            for i in 0..count {
+                *to.add(k * width + i) = *from.at.offset(i as isize * from.stride + k as isize * from.step);
             }
         }
     }

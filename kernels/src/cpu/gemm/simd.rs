@@ -190,22 +190,37 @@ mod x86 {
     unsafe fn transposed(from: *const f32, stride: isize, rows: usize) -> [__m256; 8] {
         // SAFETY: callers enable AVX2; only rows below `rows` are read.
         unsafe {
-            let half = |i: usize, j: usize| _mm_loadu_ps(from.offset(if i < rows { i as isize } else { 0 } * stride).add(j));
-            let pair = |i: usize, j: usize| _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(half(i, j)), half(i + 4, j));
-            // Rows i and i+4 side by side, for columns 0–3 and 4–7: two transposes of 4 × 4 in each half.
-            let four = |j: usize| {
-                let (r0, r1, r2, r3) = (pair(0, j), pair(1, j), pair(2, j), pair(3, j));
-                let (a, b) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
-                let (c, d) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
-                [
-                    _mm256_shuffle_ps::<0x44>(a, c),
-                    _mm256_shuffle_ps::<0xee>(a, c),
-                    _mm256_shuffle_ps::<0x44>(b, d),
-                    _mm256_shuffle_ps::<0xee>(b, d),
-                ]
-            };
-            let ([a, b, c, d], [e, f, g, h]) = (four(0), four(4));
+            let ([a, b, c, d], [e, f, g, h]) = (four(from, stride, rows), four(from.add(4), stride, rows));
             [a, b, c, d, e, f, g, h]
+        }
+    }
+
+    /// Four columns of them.
+    #[inline(always)]
+    unsafe fn four(from: *const f32, stride: isize, rows: usize) -> [__m256; 4] {
+        // SAFETY: as for `transposed`.
+        unsafe {
+            // Rows i and i + 4 side by side: a transpose of 4 × 4 in each half.
+            let (r0, r1) = (pair(from, stride, rows, 0), pair(from, stride, rows, 1));
+            let (r2, r3) = (pair(from, stride, rows, 2), pair(from, stride, rows, 3));
+            let (a, b) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
+            let (c, d) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
+            [
+                _mm256_shuffle_ps::<0x44>(a, c),
+                _mm256_shuffle_ps::<0xee>(a, c),
+                _mm256_shuffle_ps::<0x44>(b, d),
+                _mm256_shuffle_ps::<0xee>(b, d),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(from: *const f32, stride: isize, rows: usize, row: usize) -> __m256 {
+        let (low, high) = (if row < rows { row } else { 0 }, if row + 4 < rows { row + 4 } else { 0 });
+        // SAFETY: as for `transposed`.
+        unsafe {
+            let (low, high) = (from.offset(low as isize * stride), from.offset(high as isize * stride));
+            _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high))
         }
     }
 
