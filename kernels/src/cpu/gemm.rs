@@ -20,17 +20,17 @@ pub(super) const DEPTH: usize = 384;
 /// Most rows of a block of the result; a multiple of every micro-kernel's rows.
 pub(super) const ROWS: usize = 168;
 /// Most elements of a packed left operand, kept for the whole contracted axis.
-const LEFT: usize = 96 << 10;
+pub(super) const LEFT: usize = 96 << 10;
 /// Most elements of a block of the result while the left operand stays packed: the epilogue finds them in L2.
 pub(super) const ACC: usize = 16 << 10;
 /// The same when the left operand is packed anew for every strip, which wants wide strips.
-const ACC_WIDE: usize = 64 << 10;
+pub(super) const ACC_WIDE: usize = 64 << 10;
 /// Blocks of the result below which a long contracted axis is split.
 const SPLIT_BLOCKS: usize = 8;
 /// Fewest blocks of the contracted axis in a split.
 const SPLIT_DEPTH: usize = 4;
 /// Columns of a strip when the contracted axis is split.
-const SPLIT_COLUMNS: usize = 128;
+pub(super) const SPLIT_COLUMNS: usize = 128;
 /// Most axes of a result.
 pub(super) const AXES: usize = 16;
 
@@ -94,49 +94,59 @@ pub(super) fn even(total: usize, most: usize, multiple: usize) -> usize {
 /// from the sizes alone; the rest may look at the number of threads.
 fn blocking(m: usize, n: usize, k: usize, groups: usize, threads: usize, micro: &Micro) -> Blocking {
     let width = micro.columns();
-    let splits = splits(m, n, k, groups);
+    let mut rows = even(m, ROWS, 1);
+    let splits = splits(groups, m, n, k.div_ceil(DEPTH));
     if splits > 1 {
-        return Blocking { rows: even(m, ROWS, micro.rows), columns: SPLIT_COLUMNS.min(n.next_multiple_of(width)), resident: false, splits };
+        return Blocking { rows, columns: SPLIT_COLUMNS.min(n.next_multiple_of(width)), resident: false, splits };
     }
-    let mut rows = even(m, ROWS, micro.rows);
     let resident = k <= DEPTH || rows * k <= LEFT;
     let acc = if resident { ACC } else { ACC_WIDE };
     let mut columns = even(n, (acc / rows / width * width).max(width), width);
     // Enough blocks for every thread to have several, by narrower strips first, as they need no more packing of the left
     // operand, then by fewer rows.
-    let wanted = 4 * threads;
     let blocks = groups * m.div_ceil(rows);
-    if threads > 1 && blocks * n.div_ceil(columns) < wanted {
-        columns = columns.min(even(n, n.div_ceil(wanted.div_ceil(blocks.max(1))), width));
-        let blocks = groups * n.div_ceil(columns);
-        if blocks * m.div_ceil(rows) < threads {
-            rows = rows.min(even(m, m.div_ceil(threads.div_ceil(blocks.max(1))), micro.rows));
-        }
+    if threads > 1 && blocks * n.div_ceil(columns) < wanted(threads) {
+        columns = columns.min(even(n, n.div_ceil(wanted(threads).div_ceil(blocks.max(1))), width));
+        rows = share_rows(m, rows, groups * n.div_ceil(columns), threads);
     }
     Blocking { rows, columns, resident, splits }
 }
 
-/// Into how many parts the contracted axis is split: more than one when the result alone has too few blocks to share.
-fn splits(m: usize, n: usize, k: usize, groups: usize) -> usize {
-    let blocks = groups.saturating_mul(m.div_ceil(ROWS)).saturating_mul(n.div_ceil(SPLIT_COLUMNS)).max(1);
-    (SPLIT_BLOCKS / blocks).min(k.div_ceil(DEPTH) / SPLIT_DEPTH).max(1)
+/// Blocks of the result to have, if it can be: enough for threads that fall behind to leave some to others.
+pub(super) fn wanted(threads: usize) -> usize {
+    3 * threads
+}
+
+/// Fewer than `rows` rows in a block, if there are not blocks for every thread; `others`: blocks side by side.
+pub(super) fn share_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
+    if others * m.div_ceil(rows) < threads { rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1)) } else { rows }
+}
+
+/// Into how many parts the contracted axis of so many blocks is split: more than one when the result alone has too few
+/// blocks to share.
+pub(super) fn splits(groups: usize, rows: usize, columns: usize, depth_blocks: usize) -> usize {
+    let blocks = groups.saturating_mul(rows.div_ceil(ROWS)).saturating_mul(columns.div_ceil(SPLIT_COLUMNS)).max(1);
+    (SPLIT_BLOCKS / blocks).min(depth_blocks / SPLIT_DEPTH).max(1)
+}
+
+/// Elements that the sums of splits may need with sizes up to these.
+pub(super) fn partial_space(rows: usize, columns: usize, depth_blocks: usize, micro: &Micro) -> usize {
+    // There are at most `SPLIT_BLOCKS` splits of blocks, all blocks together.
+    let columns = SPLIT_COLUMNS.min(columns.next_multiple_of(micro.columns()));
+    if depth_blocks / SPLIT_DEPTH > 1 { SPLIT_BLOCKS * ROWS.min(rows) * columns } else { 0 }
 }
 
 /// Room for every blocking of sizes up to these.
 fn space(m: usize, n: usize, k: usize, micro: &Micro) -> Space {
     let width = micro.columns();
     let (rows, columns) = (m.min(ROWS), n.saturating_add(width).min(ACC_WIDE));
-    // There are at most `SPLIT_BLOCKS` splits of blocks, all blocks together.
-    let long = k.div_ceil(DEPTH) / SPLIT_DEPTH > 1;
-    let block = ROWS.min(m.next_multiple_of(micro.rows)) * SPLIT_COLUMNS.min(n.next_multiple_of(width));
-    let partial = if long { SPLIT_BLOCKS * block } else { 0 };
     Space {
         left: rows.saturating_mul(k).min(LEFT.max(ROWS * DEPTH)),
         right: 0,
         micro_panel: k.min(DEPTH) * width,
-        acc: rows.saturating_mul(columns).min(ACC_WIDE.max(ROWS * width)),
+        acc: (rows * columns).min(ACC_WIDE.max(ROWS * width)),
         scratch: 0,
-        partial,
+        partial: partial_space(m, n, k.div_ceil(DEPTH), micro),
     }
 }
 
