@@ -53,7 +53,10 @@ impl Matmul {
         let micro = Micro::of(config.isa);
         let size = |s: Size| s.usize_at(bound);
         let (m, n, k) = (size(spec.dims[rank - 2]), size(spec.dims[rank - 1]), size(body.k));
-        let space = Space { scratch: code.scratch_bytes(), ..space(m, n, k, micro) };
+        let fixed = spec.dims.iter().all(|d| d.as_fixed().is_some());
+        let groups = spec.dims[..rank - 2].iter().fold(1usize, |p, &d| p.saturating_mul(size(d)));
+        let fewest = if fixed { split_blocks(groups, m, n) } else { 1 };
+        let space = Space { scratch: code.scratch_bytes(), ..space(m, n, k, fewest, micro) };
         Ok(Matmul { code, micro, threads: config.threads.max(1), space })
     }
 
@@ -95,7 +98,7 @@ pub(super) fn even(total: usize, most: usize, multiple: usize) -> usize {
 fn blocking(m: usize, n: usize, k: usize, groups: usize, threads: usize, micro: &Micro) -> Blocking {
     let width = micro.columns();
     let mut rows = even(m, ROWS, 1);
-    let splits = splits(groups, m, n, k.div_ceil(DEPTH));
+    let splits = splits(split_blocks(groups, m, n), k.div_ceil(DEPTH));
     if splits > 1 {
         return Blocking { rows, columns: SPLIT_COLUMNS.min(n.next_multiple_of(width)), resident: false, splits };
     }
@@ -122,22 +125,26 @@ pub(super) fn share_rows(m: usize, rows: usize, others: usize, threads: usize) -
     if others * m.div_ceil(rows) < threads { rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1)) } else { rows }
 }
 
-/// Into how many parts the contracted axis of so many blocks is split: more than one when the result alone has too few
-/// blocks to share.
-pub(super) fn splits(groups: usize, rows: usize, columns: usize, depth_blocks: usize) -> usize {
-    let blocks = groups.saturating_mul(rows.div_ceil(ROWS)).saturating_mul(columns.div_ceil(SPLIT_COLUMNS)).max(1);
+/// Blocks of a result whose contracted axis is split.
+pub(super) fn split_blocks(groups: usize, rows: usize, columns: usize) -> usize {
+    groups.saturating_mul(rows.div_ceil(ROWS)).saturating_mul(columns.div_ceil(SPLIT_COLUMNS)).max(1)
+}
+
+/// Into how many parts a contracted axis of so many blocks is split: more than one when the result alone has too few blocks
+/// to share.
+pub(super) fn splits(blocks: usize, depth_blocks: usize) -> usize {
     (SPLIT_BLOCKS / blocks).min(depth_blocks / SPLIT_DEPTH).max(1)
 }
 
-/// Elements that the sums of splits may need with sizes up to these.
-pub(super) fn partial_space(rows: usize, columns: usize, depth_blocks: usize, micro: &Micro) -> usize {
+/// Elements that the sums of splits may need with sizes up to these; `fewest`: what [`split_blocks`] may come down to.
+pub(super) fn partial_space(rows: usize, columns: usize, fewest: usize, depth_blocks: usize, micro: &Micro) -> usize {
     // There are at most `SPLIT_BLOCKS` splits of blocks, all blocks together.
     let columns = SPLIT_COLUMNS.min(columns.next_multiple_of(micro.columns()));
-    if depth_blocks / SPLIT_DEPTH > 1 { SPLIT_BLOCKS * ROWS.min(rows) * columns } else { 0 }
+    if splits(fewest, depth_blocks) > 1 { SPLIT_BLOCKS * ROWS.min(rows) * columns } else { 0 }
 }
 
 /// Room for every blocking of sizes up to these.
-fn space(m: usize, n: usize, k: usize, micro: &Micro) -> Space {
+fn space(m: usize, n: usize, k: usize, fewest: usize, micro: &Micro) -> Space {
     let width = micro.columns();
     let (rows, columns) = (m.min(ROWS), n.saturating_add(width).min(ACC_WIDE));
     Space {
@@ -146,7 +153,7 @@ fn space(m: usize, n: usize, k: usize, micro: &Micro) -> Space {
         micro_panel: k.min(DEPTH) * width,
         acc: (rows * columns).min(ACC_WIDE.max(ROWS * width)),
         scratch: 0,
-        partial: partial_space(m, n, k.div_ceil(DEPTH), micro),
+        partial: partial_space(m, n, fewest, k.div_ceil(DEPTH), micro),
     }
 }
 
@@ -252,7 +259,7 @@ impl Product for Strided<'_> {
         Left { base: unsafe { left.add(row * self.depth(block).len()) }, rows: std::ptr::null(), steps: std::ptr::null() }
     }
 
-    unsafe fn right(&self, _group: usize, _columns: Range<usize>, _block: usize, _to: *mut f32) {}
+    unsafe fn right(&self, _group: usize, _strip: usize, _block: usize, _to: *mut f32) {}
 
     unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> (*const f32, usize) {
         let depth = self.depth(at.block);
@@ -268,8 +275,8 @@ impl Product for Strided<'_> {
         (to, at.width)
     }
 
-    unsafe fn finish(&self, group: usize, rows: Range<usize>, columns: Range<usize>, acc: *mut f32, stride: usize, scratch: *mut u8) {
-        let rank = self.spec.dims.len();
+    unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8) {
+        let (rank, columns) = (self.spec.dims.len(), self.strip(strip));
         let mut origin = self.origin(group);
         (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
         // SAFETY: the block is this worker's, and so is the scratch memory.

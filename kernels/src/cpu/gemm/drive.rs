@@ -45,12 +45,12 @@ pub(in super::super) trait Product: Sync {
     /// The panel that starts `row` rows into what [`Product::left`] prepared.
     unsafe fn panel(&self, row: usize, block: usize, left: *const f32) -> Left;
     /// Prepares what the micro-panels of a strip have in common.
-    unsafe fn right(&self, group: usize, columns: Range<usize>, block: usize, to: *mut f32);
+    unsafe fn right(&self, group: usize, strip: usize, block: usize, to: *mut f32);
     /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or found where it is: its address and the
     /// elements between two steps.
     unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> (*const f32, usize);
     /// Takes a finished block.
-    unsafe fn finish(&self, group: usize, rows: Range<usize>, columns: Range<usize>, acc: *mut f32, stride: usize, scratch: *mut u8);
+    unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8);
 }
 
 /// Which micro-panel of the right operand is wanted.
@@ -59,7 +59,7 @@ pub(in super::super) struct MicroPanel {
     pub block: usize,
     pub columns: Range<usize>,
     /// The strip they are part of.
-    pub strip: Range<usize>,
+    pub strip: usize,
     pub width: usize,
     /// How many left panels will meet it.
     pub panels: usize,
@@ -208,7 +208,7 @@ impl<P: Product> Job<'_, P> {
         let (group, row_block) = (row_block / self.row_blocks, row_block % self.row_blocks);
         let first = row_block * self.blocking.rows;
         let rows = first..(first + self.blocking.rows).min(self.product.rows());
-        Cut { group, row_block, rows, columns: self.product.strip(strip) }
+        Cut { group, row_block, rows, strip, columns: self.product.strip(strip) }
     }
 
     /// Elements between two rows of a block's sums.
@@ -245,11 +245,11 @@ impl<P: Product> Job<'_, P> {
                 if pack {
                     product.left(cut.group, cut.rows.clone(), panel_rows(cut.rows.len(), self.micro.rows), block, left);
                 }
-                product.right(cut.group, cut.columns.clone(), block, slot.right);
+                product.right(cut.group, cut.strip, block, slot.right);
                 self.sweep(&cut, block, left, slot, acc, block > span.start);
             }
             if blocking.splits == 1 {
-                product.finish(cut.group, cut.rows, cut.columns, acc, self.stride(), slot.scratch);
+                product.finish(cut.group, cut.rows, cut.strip, acc, self.stride(), slot.scratch);
             }
         }
     }
@@ -264,7 +264,7 @@ impl<P: Product> Job<'_, P> {
             let width = micro.width(cut.columns.end - from);
             let to = (from + width).min(cut.columns.end);
             let panels = cut.rows.len().div_ceil(panel);
-            let at = MicroPanel { group: cut.group, block, columns: from..to, strip: cut.columns.clone(), width, panels };
+            let at = MicroPanel { group: cut.group, block, columns: from..to, strip: cut.strip, width, panels };
             // SAFETY: as for `block`; a micro-panel is `depth · width` elements, and blocks have room for whole vectors.
             unsafe {
                 let (right, right_stride) = product.micro_panel(at, slot.right, slot.micro_panel);
@@ -281,7 +281,7 @@ impl<P: Product> Job<'_, P> {
 
     /// Adds the splits of a block in their order and finishes it.
     unsafe fn combine(&self, number: usize, slot: &Slot) {
-        let Cut { group, rows, columns, .. } = self.cut(number);
+        let Cut { group, rows, strip, columns, .. } = self.cut(number);
         let stride = self.stride();
         // SAFETY: every split of this block has been computed, and the block is this task's alone.
         unsafe {
@@ -294,7 +294,7 @@ impl<P: Product> Job<'_, P> {
                     total.iter_mut().zip(part).for_each(|(t, p)| *t += p);
                 }
             }
-            self.product.finish(group, rows, columns, slot.acc, stride, slot.scratch);
+            self.product.finish(group, rows, strip, slot.acc, stride, slot.scratch);
         }
     }
 }
@@ -304,6 +304,7 @@ struct Cut {
     group: usize,
     row_block: usize,
     rows: Range<usize>,
+    strip: usize,
     columns: Range<usize>,
 }
 
