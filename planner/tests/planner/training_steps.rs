@@ -1,8 +1,6 @@
 //! Training steps as a runtime would make them: the bound is reached, and order and in-place computation pay.
 
-mod common;
-
-use common::{cnn, mlp};
+use crate::generate::{cnn, mlp};
 use slabwise_planner::{Checked, Dag, Options, OrderPolicy, Plan, check, plan};
 
 fn planned(dag: &Dag, options: Options) -> Checked<Plan> {
