@@ -5,6 +5,7 @@ pub mod error;
 pub mod graph;
 pub mod ops;
 pub mod params;
+pub mod passes;
 pub mod shape;
 
 pub use error::{Error, Result};

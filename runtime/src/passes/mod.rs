@@ -1,0 +1,3 @@
+//! Graph to graph.
+
+pub mod autodiff;
