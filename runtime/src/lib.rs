@@ -6,6 +6,7 @@ pub mod graph;
 pub mod ops;
 pub mod params;
 pub mod passes;
+pub mod reference;
 pub mod shape;
 
 pub use error::{Error, Result};
