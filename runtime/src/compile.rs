@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use slabwise_kernels::cpu::Isa;
-use slabwise_planner::{Options, OrderPolicy};
+use slabwise_planner::Options;
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::Graph;

@@ -61,7 +61,7 @@ impl Session {
             }
             result.map_err(|fault| inner.fault(at, fault))?;
         }
-        let buffers = self.give_donated(inner, &feed, &env, &mut |b| held[b].unwrap_or_default())?;
+        let buffers: [Option<crate::buffer::Buffer>; N] = self.give_donated(inner, &feed, &env, &mut |b| held[b].unwrap_or_default())?;
         let regions: Vec<Region> = inner.outputs.iter().map(|&o| held[o].unwrap_or_default()).collect();
         self.dynamic = held;
         Ok(std::array::from_fn(|i| self.output(inner, i, regions[i], &env, buffers[i].clone())))

@@ -80,6 +80,13 @@ pub struct VariableInfo {
     pub is_param: bool,
 }
 
+impl VariableInfo {
+    /// The variable of a declared parameter.
+    pub(crate) fn of(param: &crate::params::Param) -> Self {
+        VariableInfo { name: param.shared_name().clone(), dtype: DType::F32, dims: param.sizes().clone(), init: param.init(), is_param: true }
+    }
+}
+
 /// A computation: nodes in topological order.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use slabwise_kernels::cpu::Kernel;
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 use slabwise_planner::{Bytes, Checked, Plan as Offsets};
@@ -124,7 +123,7 @@ impl Compiled {
                     Arg::Sizes => Place::Sizes,
                 })
                 .collect();
-            let at = |when: fn(&slabwise_planner::Lifetime) -> u32| -> Vec<usize> {
+            let at = |when: fn(&slabwise_planner::Lifetime) -> u64| -> Vec<usize> {
                 (0..buffers.len()).filter(|&b| when(&offsets.lifetimes[b]) as usize == step).collect()
             };
             steps.push(Step {

@@ -21,8 +21,6 @@ use crate::graph::{Graph, VariableInfo};
 use crate::memory::pool::Pool;
 use crate::params::Params;
 use crate::program::{Compiled, Place, Planned, Program, lengths};
-use crate::tensor::Tensor;
-use crate::trace::Trace;
 
 /// A weight or state of a session.
 pub(crate) struct Variable {
@@ -150,30 +148,22 @@ impl Session {
         self.stats
     }
 
-    /// Compiles what a trace says for these outputs. Programs of one session share weights and slab.
+    /// Compiles a graph, one made by other means than a [`Trace`] too. Programs of one session share weights and slab.
     ///
-    /// The error lists every mistake of the model, or says what of it cannot be planned.
-    pub fn compile<const N: usize>(&mut self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Program<N>> {
-        let started = Instant::now();
-        let mut mistakes = self.params.take_mistakes();
-        let graph = match trace.finish(&outputs) {
-            Ok(graph) => graph,
-            Err(more) => {
-                mistakes.extend(more);
-                return Err(Error::Trace(mistakes));
-            }
-        };
-        if !mistakes.is_empty() {
-            return Err(Error::Trace(mistakes));
+    /// # Errors
+    /// If the graph does not have `N` outputs, a tensor is beyond any machine's memory, or the budget does not suffice.
+    pub fn compile_graph<const N: usize>(&mut self, name: &str, graph: &Graph) -> Result<Program<N>> {
+        if graph.outputs.len() != N {
+            return Err(Error::Value(format!("\"{name}\" has {} outputs, {N} are expected", graph.outputs.len())));
         }
-        let inner = compile(self, trace.name(), &graph, started)?;
+        let inner = compile(self, name, graph, Instant::now())?;
         if let Some(budget) = self.budget {
             let persistent = self.persistent_bytes();
             if persistent.saturating_add(inner.slab_bytes) > budget.0 {
                 return Err(inner.over_budget(budget, persistent));
             }
         }
-        self.grow_slab(inner.slab_bytes, trace.name())?;
+        self.grow_slab(inner.slab_bytes, name)?;
         Ok(Program { inner })
     }
 
@@ -190,7 +180,7 @@ impl Session {
 
     /// The indices of a graph's variables in this session; new ones are allocated and initialised.
     pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
-        let declared = self.params.declared().into_iter().map(VariableInfo::from);
+        let declared = self.params.declared().into_iter().map(|p| VariableInfo::of(&p));
         let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
         let mut fresh: Vec<VariableInfo> = Vec::new();
         for info in all {
@@ -233,7 +223,7 @@ impl Session {
             for (info, bytes) in sized {
                 let region = arena.part(at, bytes);
                 at += bytes.next_multiple_of(64);
-                info.init.fill(&info, self.params.seed(), &mut self.memory, &region);
+                crate::init::fill(&info, self.params.seed(), &mut self.memory, &region);
                 self.by_name.insert(info.name.clone(), self.variables.len());
                 self.variables.push(Variable { info, region });
             }
@@ -278,7 +268,7 @@ impl Session {
             }
         }
         self.stats = RunStats { peak_slab_bytes: peak };
-        let buffers = self.give_donated(inner, &feed, &env, &mut |b| place(inner.buffers[b].place))?;
+        let buffers: [Option<Buffer>; N] = self.give_donated(inner, &feed, &env, &mut |b| place(inner.buffers[b].place))?;
         Ok(std::array::from_fn(|i| self.output(inner, i, place(inner.buffers[inner.outputs[i]].place), &env, buffers[i].clone())))
     }
 
@@ -296,7 +286,7 @@ impl Session {
         }
         let mut result = Ok(());
         feed.each(&mut |_, source| {
-            if let Source::Resident(buffer) | Source::Donated(crate::buffer::Donated(buffer)) = &source
+            if let Source::Resident(buffer) | Source::Donated(crate::buffer::Donated(buffer)) = source
                 && result.is_ok()
             {
                 result = self.resident(buffer).map(|_| ());

@@ -1,0 +1,3 @@
+//! Memory that is not planned: the caching pool.
+
+pub mod pool;
