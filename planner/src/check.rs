@@ -23,7 +23,7 @@ mod violation;
 
 pub use violation::Violation;
 
-/// A value that [`check`] accepted; nothing else can make one.
+/// A value that [`check()`] accepted; nothing else can make one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked<T>(T);
 
