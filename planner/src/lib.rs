@@ -1,7 +1,7 @@
 //! Static memory planning: every byte of a run is placed before it runs.
 //!
 //! A [`Dag`] of tasks and buffers goes in; a [`Plan`] comes out: an order of the tasks, the lifetime of each buffer, which
-//! buffers are computed in place, and an offset for every buffer and workspace inside one slab. [`check`] then verifies the
+//! buffers are computed in place, and an offset for every buffer and workspace inside one slab. [`check()`] then verifies the
 //! plan from the dag alone, and only what it accepted is a [`Checked`] plan.
 //!
 //! ```

@@ -34,7 +34,7 @@ pub enum PlanError {
     Problem(#[from] ProblemError),
 }
 
-/// Where every byte of a run lies, and when. Made by [`plan`], believed only after [`check`](crate::check).
+/// Where every byte of a run lies, and when. Made by [`plan()`], believed only after [`check`](crate::check()).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The tasks in the order of execution: the task at index `s` runs at step `s`.

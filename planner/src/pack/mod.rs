@@ -6,8 +6,8 @@
 //!
 //! [`Problem::pack`] runs fast heuristics of two families until one meets the bound and returns the best:
 //!
-//! - [`greedy`]: one item after the other at the lowest free offset or in the tightest gap;
-//! - [`skyline`]: the lowest valley of what is already stacked gets the best item that fits into it.
+//! - greedy: one item after the other at the lowest free offset or in the tightest gap;
+//! - skyline: the lowest valley of what is already stacked gets the best item that fits into it.
 
 use crate::liveness::Lifetime;
 use std::fmt;

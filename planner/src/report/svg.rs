@@ -23,7 +23,7 @@ const STYLE: &str = "\
 text{font-family:ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:10px;fill:#24292f}\
 .title{font-size:16px;font-weight:bold}.sub{font-size:11.5px;fill:#57606a}.axis{fill:#57606a}.size{fill:#57606a;font-size:9px}\
 .grid{stroke:#e7eaee;stroke-width:1}.frame{stroke:#8c959f;stroke-width:1;fill:none}\
-.live{stroke:#24292f;stroke-width:1.2;fill:none;stroke-linejoin:round;opacity:.75}\
+.live{stroke:#24292f;fill:none;stroke-linejoin:round;opacity:.75}\
 .slab{stroke:#cf222e;stroke-width:1.4}.bound{stroke:#cf222e;stroke-width:1;stroke-dasharray:5 4}.peak{fill:#cf222e;fill-opacity:.07}\
 .red{fill:#cf222e}.b:hover{stroke:#000;stroke-width:1.5}";
 
@@ -89,11 +89,11 @@ impl Picture<'_> {
         let below = if names { 34.0 + longest as f64 * LABEL * CHARACTER * 0.9 } else { 50.0 };
         let height = TOP + PLOT_HEIGHT + below;
         let mut out = String::new();
-        let _ = write!(
+        let _ = writeln!(
             out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height:.0}\" viewBox=\"0 0 {WIDTH} {height:.0}\">\
              <style>{STYLE}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
-             <text class=\"title\" x=\"{LEFT}\" y=\"26\">{}</text>\n<text class=\"sub\" x=\"{LEFT}\" y=\"46\">slab {} · {} tasks</text>\n",
+             <text class=\"title\" x=\"{LEFT}\" y=\"26\">{}</text>\n<text class=\"sub\" x=\"{LEFT}\" y=\"46\">slab {} · {} tasks</text>",
             escaped(title),
             escaped(&Slab(self.plan).to_string()),
             self.dag.tasks.len(),
@@ -159,18 +159,19 @@ impl Picture<'_> {
         let mut x = LEFT;
         for kind in Kind::ALL.into_iter().filter(|&kind| blocks.iter().any(|block| block.kind == kind)) {
             let (fill, stroke) = colours(kind);
-            let _ = write!(
+            let _ = writeln!(
                 out,
-                "<rect x=\"{x:.1}\" y=\"59\" width=\"11\" height=\"11\" rx=\"1.5\" fill=\"{fill}\" stroke=\"{stroke}\"/><text x=\"{:.1}\" y=\"68\">{}</text>\n",
+                "<rect x=\"{x:.1}\" y=\"59\" width=\"11\" height=\"11\" rx=\"1.5\" fill=\"{fill}\" stroke=\"{stroke}\"/><text x=\"{:.1}\" y=\"68\">{}</text>",
                 x + 16.0,
                 kind.label(),
             );
             x += 16.0 + text_width(kind.label(), LABEL) + 18.0;
         }
-        for (class, label) in [("live", "live bytes"), ("slab", "slab"), ("bound", "lower bound")] {
-            let _ = write!(
+        let bound = (self.plan.lower_bound < self.plan.height).then_some(("bound", "lower bound"));
+        for (class, label) in [("live", "live bytes"), ("slab", "slab")].into_iter().chain(bound) {
+            let _ = writeln!(
                 out,
-                "<line class=\"{class}\" x1=\"{x:.1}\" x2=\"{:.1}\" y1=\"64.5\" y2=\"64.5\"/><text x=\"{:.1}\" y=\"68\">{label}</text>\n",
+                "<line class=\"{class}\" x1=\"{x:.1}\" x2=\"{:.1}\" y1=\"64.5\" y2=\"64.5\"/><text x=\"{:.1}\" y=\"68\">{label}</text>",
                 x + 20.0,
                 x + 25.0,
             );
@@ -192,9 +193,9 @@ impl Picture<'_> {
         while byte <= self.plan.height {
             let y = self.y(byte);
             let label = Bytes(byte).to_string().replace(".0 ", " ");
-            let _ = write!(
+            let _ = writeln!(
                 out,
-                "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/><text class=\"axis\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>\n",
+                "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/><text class=\"axis\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
                 LEFT + PLOT_WIDTH,
                 LEFT - 8.0,
                 y + 3.5,
@@ -245,11 +246,12 @@ impl Picture<'_> {
             let _ = write!(path, "{command}{:.2} {y:.2}H{right:.2}", self.x(step as f64));
         }
         let right = LEFT + PLOT_WIDTH;
-        let _ = write!(
+        let thickness = (self.x_scale / 4.0).clamp(0.4, 1.2);
+        let _ = writeln!(
             out,
-            "<rect class=\"frame\" x=\"{LEFT}\" y=\"{TOP}\" width=\"{PLOT_WIDTH}\" height=\"{PLOT_HEIGHT}\"/>\n<path class=\"live\" pointer-events=\"none\" d=\"{path}\"/>\n\
+            "<rect class=\"frame\" x=\"{LEFT}\" y=\"{TOP}\" width=\"{PLOT_WIDTH}\" height=\"{PLOT_HEIGHT}\"/>\n<path class=\"live\" stroke-width=\"{thickness:.2}\" pointer-events=\"none\" d=\"{path}\"/>\n\
              <line class=\"slab\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{TOP}\" y2=\"{TOP}\"/>\n\
-             <text class=\"red\" x=\"{right}\" y=\"{:.1}\" text-anchor=\"end\">slab {}</text>\n",
+             <text class=\"red\" x=\"{right}\" y=\"{:.1}\" text-anchor=\"end\">slab {}</text>",
             TOP - 5.0,
             Bytes(self.plan.height),
         );
@@ -259,12 +261,13 @@ impl Picture<'_> {
         }
     }
 
-    /// Step numbers, task names where there is room for them, and a tooltip per step.
+    /// The axis: step numbers, task names where there is room for them, and a tooltip per step.
     fn steps(&self, out: &mut String, names: bool) {
         let bottom = TOP + PLOT_HEIGHT;
         let peak = peak(self.dag, self.plan).0;
         let every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].into_iter().find(|n| self.dag.steps() / n <= 32);
         let every = every.unwrap_or_else(|| (self.dag.steps() / 32).next_power_of_two());
+        let _ = writeln!(out, "<text class=\"axis\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">step</text>", LEFT - 8.0, bottom + 13.0);
         for (step, &id) in self.plan.order.iter().enumerate() {
             let (x, middle) = (self.x(step as f64), self.x(step as f64 + 0.5));
             let name = self.dag.task_name(id);
