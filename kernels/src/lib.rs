@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod dtype;
 pub mod expr;
 pub mod memory;
+pub mod random;
 pub mod scalar;
 pub mod size;
 pub mod spec;

@@ -8,6 +8,7 @@ pub mod ops;
 pub mod optim;
 pub mod params;
 pub mod passes;
+pub mod reference;
 pub mod shape;
 pub mod tensor;
 pub mod trace;

@@ -1,3 +1,4 @@
 //! Graph to graph.
 
 pub mod autodiff;
+pub mod simplify;
