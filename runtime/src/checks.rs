@@ -82,7 +82,8 @@ pub(crate) fn after(session: &mut Session, inner: &Compiled, slab: Region, step:
         .collect();
     // Outputs outlive the last step.
     if step + 1 == inner.steps.len() {
-        staying.extend(inner.outputs.iter().map(|&o| (inner.buffers[o].place.offset, inner.buffers[o].place.offset + inner.buffers[o].used)));
+        staying
+            .extend(inner.outputs.iter().map(|&o| (inner.buffers[o].place.offset, inner.buffers[o].place.offset + inner.buffers[o].used)));
     }
     staying.sort_unstable();
     gaps(&staying, slab.bytes, |from, to| session.memory.bytes_mut(&slab.part(from, to - from)).fill(POISON));

@@ -74,7 +74,12 @@ fn refuse_absurd_sizes(graph: &Graph) -> Result<()> {
             .filter(|&b| b <= 1 << 50);
         if bytes.is_none() && mistakes.len() < 8 {
             let origin = graph.origin(id);
-            let message = format!("{} {} {}: its byte count overflows or is beyond any machine's memory", node.op.name(), node.dtype, graph.symbols.show(&node.dims));
+            let message = format!(
+                "{} {} {}: its byte count overflows or is beyond any machine's memory",
+                node.op.name(),
+                node.dtype,
+                graph.symbols.show(&node.dims)
+            );
             mistakes.push(Mistake { location: origin.location, layer: origin.layer.to_string(), message });
         }
     }

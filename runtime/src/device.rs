@@ -24,7 +24,9 @@ impl Device {
     pub fn check(self) -> Result<()> {
         match self {
             Device::Cpu => Ok(()),
-            Device::Cuda(_) => Err(Error::Device { device: self.to_string(), why: "this version runs on the CPU only; use cpu or auto".into() }),
+            Device::Cuda(_) => {
+                Err(Error::Device { device: self.to_string(), why: "this version runs on the CPU only; use cpu or auto".into() })
+            }
         }
     }
 }

@@ -54,7 +54,11 @@ impl Session {
             self.pool.free(workspace).map_err(pool_error)?;
             let done = result.is_err() || at + 1 == inner.steps.len();
             for b in 0..held.len() {
-                let ends = if done { !inner.outputs.contains(&b) || result.is_err() } else { step.ends.contains(&b) && !inner.outputs.contains(&b) };
+                let ends = if done {
+                    !inner.outputs.contains(&b) || result.is_err()
+                } else {
+                    step.ends.contains(&b) && !inner.outputs.contains(&b)
+                };
                 if ends && let Some(region) = held[b].take() {
                     self.pool.free(region).map_err(pool_error)?;
                 }

@@ -83,7 +83,13 @@ pub struct VariableInfo {
 impl VariableInfo {
     /// The variable of a declared parameter.
     pub(crate) fn of(param: &crate::params::Param) -> Self {
-        VariableInfo { name: param.shared_name().clone(), dtype: DType::F32, dims: param.sizes().clone(), init: param.init(), is_param: true }
+        VariableInfo {
+            name: param.shared_name().clone(),
+            dtype: DType::F32,
+            dims: param.sizes().clone(),
+            init: param.init(),
+            is_param: true,
+        }
     }
 }
 

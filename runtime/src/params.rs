@@ -110,13 +110,13 @@ impl Params {
     }
 
     /// Every parameter, in the order of declaration.
-    pub(crate) fn declared(&self) -> Vec<Param> {
+    pub fn declared(&self) -> Vec<Param> {
         self.registry().declared.clone()
     }
 
-    /// The mistakes of declarations so far; they are handed out once.
-    pub(crate) fn take_mistakes(&self) -> Vec<Mistake> {
-        std::mem::take(&mut self.registry().mistakes)
+    /// The mistakes of declarations so far.
+    pub fn mistakes(&self) -> Vec<Mistake> {
+        self.registry().mistakes.clone()
     }
 
     /// Whether both are clones of one.
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!((a.name(), b.name()), ("body.conv.weight", "body.conv.weight"));
         assert_eq!(a.dims(), [3, 4]);
         assert_eq!(params.declared().len(), 1);
-        assert!(params.take_mistakes().is_empty());
+        assert!(params.mistakes().is_empty());
     }
 
     #[test]
@@ -308,7 +308,7 @@ mod tests {
         at.param("bias", (-2,), Init::Constant(0.0));
         at.param("scale", (Dim::bounded("batch", 8),), Init::Constant(0.0));
         at.param("noise", (8,), Init::Normal { mean: 0.0, std: f32::NAN });
-        let found: Vec<String> = params.take_mistakes().iter().map(ToString::to_string).collect();
+        let found: Vec<String> = params.mistakes().iter().map(ToString::to_string).collect();
         let expected = [
             "parameter \"head.weight\" is declared as [3, 4] and as [4, 3]",
             "parameter \"head.bias\" has the negative length -2",
@@ -318,7 +318,6 @@ mod tests {
         let expected: Vec<String> =
             expected.iter().zip(line..).map(|(text, line)| format!("{}:{line}: {text} (in \"head\")", file!())).collect();
         assert_eq!(found, expected);
-        assert!(params.take_mistakes().is_empty());
     }
 
     #[test]

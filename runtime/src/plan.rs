@@ -30,7 +30,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(name: &str, device: Device, bounds: String, dag: Dag, offsets: Checked<Offsets>, persistent: Persistent, compile_s: f64) -> Self {
+    pub(crate) fn new(
+        name: &str,
+        device: Device,
+        bounds: String,
+        dag: Dag,
+        offsets: Checked<Offsets>,
+        persistent: Persistent,
+        compile_s: f64,
+    ) -> Self {
         let options = Options { in_place: false, order: OrderPolicy::MinPeak, ..Options::default() };
         // What in-place saves is told by the same planner without it.
         let without_in_place = slabwise_planner::plan(&dag, &options).map_or(offsets.height, |p| p.height);
@@ -134,7 +142,13 @@ impl fmt::Display for Plan {
         writeln!(f, "{} · {}{bounds} · {} kernels", self.name, self.device, self.kernels())?;
         writeln!(f, "  persistent   weights {} · state {}", Bytes(self.persistent.weights), Bytes(self.persistent.state))?;
         let above = o.height.saturating_sub(o.lower_bound) as f64 / o.lower_bound.max(1) as f64 * 100.0;
-        writeln!(f, "  slab         {}   lower bound {} · above it {above:.1} % · without reuse {}", Bytes(o.height), Bytes(o.lower_bound), Bytes(o.without_reuse))?;
+        writeln!(
+            f,
+            "  slab         {}   lower bound {} · above it {above:.1} % · without reuse {}",
+            Bytes(o.height),
+            Bytes(o.lower_bound),
+            Bytes(o.without_reuse)
+        )?;
         let reuse = o.without_reuse.saturating_sub(self.without_in_place);
         let in_place = self.without_in_place.saturating_sub(o.height);
         writeln!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;

@@ -98,7 +98,15 @@ pub(crate) const GUARD: u64 = 64;
 
 impl Compiled {
     /// Puts kernels and checked offsets together: a program exists only with a plan that the checker accepted.
-    pub fn link(graph: &Graph, scheduled: Scheduled, offsets: &Checked<Offsets>, variables: &[usize], plan: Plan, guard: u64, session: u64) -> Result<Self> {
+    pub fn link(
+        graph: &Graph,
+        scheduled: Scheduled,
+        offsets: &Checked<Offsets>,
+        variables: &[usize],
+        plan: Plan,
+        guard: u64,
+        session: u64,
+    ) -> Result<Self> {
         let Scheduled { dag, tasks, kernels, buffers: ids, nodes } = scheduled;
         let buffers: Vec<PlannedBuffer> = nodes
             .iter()
@@ -106,7 +114,12 @@ impl Compiled {
             .map(|(at, &id)| {
                 let node = graph.node(id);
                 let bytes = dag.buffers[at].bytes.next_multiple_of(slabwise_planner::ALIGN);
-                PlannedBuffer { place: Planned { offset: offsets.offsets[at], bytes }, used: dag.buffers[at].bytes - guard, dtype: node.dtype, dims: node.dims.clone() }
+                PlannedBuffer {
+                    place: Planned { offset: offsets.offsets[at], bytes },
+                    used: dag.buffers[at].bytes - guard,
+                    dtype: node.dtype,
+                    dims: node.dims.clone(),
+                }
             })
             .collect();
         let mut kernels: Vec<Option<Kernel>> = kernels.into_iter().map(Some).collect();
@@ -149,15 +162,31 @@ impl Compiled {
                 donated_to: info.donated_to,
             })
             .collect();
-        let outputs = graph.outputs.iter().map(|o| ids.get(o).map(|b| b.index()).ok_or_else(|| Error::Internal("an output has no buffer".into()))).collect::<Result<_>>()?;
-        Ok(Compiled { session, name: plan.name().into(), steps, buffers, inputs, outputs, symbols: graph.symbols.clone(), slab_bytes: offsets.height, plan, guard })
+        let outputs = graph
+            .outputs
+            .iter()
+            .map(|o| ids.get(o).map(|b| b.index()).ok_or_else(|| Error::Internal("an output has no buffer".into())))
+            .collect::<Result<_>>()?;
+        Ok(Compiled {
+            session,
+            name: plan.name().into(),
+            steps,
+            buffers,
+            inputs,
+            outputs,
+            symbols: graph.symbols.clone(),
+            slab_bytes: offsets.height,
+            plan,
+            guard,
+        })
     }
 
     /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.
     pub fn sizes(&self, feed: &dyn Feed) -> Result<Env> {
         if feed.count() != self.inputs.len() {
             let names: Vec<&str> = self.inputs.iter().map(|i| i.name).collect();
-            let message = format!("{} inputs were given, \"{}\" takes {}: {}", feed.count(), self.name, self.inputs.len(), names.join(", "));
+            let message =
+                format!("{} inputs were given, \"{}\" takes {}: {}", feed.count(), self.name, self.inputs.len(), names.join(", "));
             return Err(Error::Input { name: "*".into(), message });
         }
         let mut known: [Option<u32>; slabwise_kernels::size::MAX_SYMBOLS] = Default::default();
@@ -183,7 +212,9 @@ impl Compiled {
         let slot = &self.inputs[at];
         let fail = |message: String| Err(Error::Input { name: slot.name.into(), message });
         let (dtype, lengths) = match source {
-            Source::Host { dtype, lengths, elements, .. } => (*dtype, lengths.clone().map_or_else(|| self.flat(slot, *elements, known), Ok)),
+            Source::Host { dtype, lengths, elements, .. } => {
+                (*dtype, lengths.clone().map_or_else(|| self.flat(slot, *elements, known), Ok))
+            }
             Source::Resident(b) => (b.dtype, Ok(b.lengths.clone())),
             Source::Donated(d) => (d.0.dtype, Ok(d.0.lengths.clone())),
         };
@@ -201,10 +232,15 @@ impl Compiled {
                     let (name, bound) = (self.symbols.name(symbol), self.symbols.bound(symbol));
                     let slot = &mut known[usize::from(symbol.0)];
                     if length > bound as usize {
-                        return fail(format!("shape {lengths:?} was given: \"{name}\" is {length}, more than its bound {bound}; compile with a larger bound or feed smaller parts"));
+                        return fail(format!(
+                            "shape {lengths:?} was given: \"{name}\" is {length}, more than its bound {bound}; compile with a larger bound or feed smaller parts"
+                        ));
                     }
                     if slot.is_some_and(|known| known as usize != length) {
-                        return fail(format!("shape {lengths:?} was given: \"{name}\" is {length}, but {} in another input", slot.unwrap_or(0)));
+                        return fail(format!(
+                            "shape {lengths:?} was given: \"{name}\" is {length}, but {} in another input",
+                            slot.unwrap_or(0)
+                        ));
                     }
                     *slot = Some(length as u32);
                 }
@@ -217,7 +253,9 @@ impl Compiled {
 
     /// The shape of a flat slice: the input's own, with its one unknown length worked out.
     fn flat(&self, slot: &InputSlot, elements: usize, known: &[Option<u32>]) -> Result<Lengths> {
-        let fixed = |d: &Size| d.as_fixed().and_then(|n| usize::try_from(n).ok()).or_else(|| known[usize::from(d.symbols().next()?.0)].map(|n| n as usize));
+        let fixed = |d: &Size| {
+            d.as_fixed().and_then(|n| usize::try_from(n).ok()).or_else(|| known[usize::from(d.symbols().next()?.0)].map(|n| n as usize))
+        };
         let rest: usize = slot.dims.iter().filter_map(fixed).fold(1, usize::saturating_mul);
         let unknown = slot.dims.iter().filter(|d| fixed(d).is_none()).count();
         let fits = if unknown == 0 { rest == elements } else { unknown == 1 && rest > 0 && elements.is_multiple_of(rest) };

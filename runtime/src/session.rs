@@ -21,6 +21,8 @@ use crate::graph::{Graph, VariableInfo};
 use crate::memory::pool::Pool;
 use crate::params::Params;
 use crate::program::{Compiled, Place, Planned, Program, lengths};
+use crate::tensor::Tensor;
+use crate::trace::Trace;
 
 /// A weight or state of a session.
 pub(crate) struct Variable {
@@ -148,6 +150,30 @@ impl Session {
         self.stats
     }
 
+    /// Compiles what a trace says for these outputs. Programs of one session share weights and slab.
+    ///
+    /// # Errors
+    /// All mistakes of the model together, or what of it cannot be planned.
+    #[track_caller]
+    pub fn compile<const N: usize>(&mut self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Program<N>> {
+        let mut mistakes = self.params.mistakes();
+        let finished = trace.finish(&outputs);
+        if trace.params().is_some_and(|p| !p.same(&self.params)) {
+            return Err(Error::Foreign(format!(
+                "\"{}\" uses parameters that were declared in other Params than this session's",
+                trace.name()
+            )));
+        }
+        match finished {
+            Ok(graph) if mistakes.is_empty() => self.compile_graph(trace.name(), &graph),
+            Ok(_) => Err(Error::Trace(mistakes)),
+            Err(more) => {
+                mistakes.extend(more);
+                Err(Error::Trace(mistakes))
+            }
+        }
+    }
+
     /// Compiles a graph, one made by other means than a [`Trace`] too. Programs of one session share weights and slab.
     ///
     /// # Errors
@@ -184,12 +210,16 @@ impl Session {
         let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
         let mut fresh: Vec<VariableInfo> = Vec::new();
         for info in all {
-            let known = self.by_name.get(&info.name).map(|&at| &self.variables[at].info).or_else(|| fresh.iter().find(|f| f.name == info.name));
+            let known =
+                self.by_name.get(&info.name).map(|&at| &self.variables[at].info).or_else(|| fresh.iter().find(|f| f.name == info.name));
             match known {
                 Some(known) if (known.dtype, &known.dims) == (info.dtype, &info.dims) => {}
                 Some(known) => {
                     let (a, b) = (graph.symbols.show(&known.dims), graph.symbols.show(&info.dims));
-                    return Err(Error::Value(format!("\"{}\" is {} {a} in this session and {} {b} in this program", info.name, known.dtype, info.dtype)));
+                    return Err(Error::Value(format!(
+                        "\"{}\" is {} {a} in this session and {} {b} in this program",
+                        info.name, known.dtype, info.dtype
+                    )));
                 }
                 None => fresh.push(info),
             }
@@ -302,7 +332,12 @@ impl Session {
     }
 
     /// Copies host inputs to where `place` says and returns where resident ones are.
-    pub(crate) fn stage(&mut self, inner: &Compiled, feed: &dyn Feed, place: &mut dyn FnMut(usize) -> Region) -> Result<SmallVec<[Option<Region>; 8]>> {
+    pub(crate) fn stage(
+        &mut self,
+        inner: &Compiled,
+        feed: &dyn Feed,
+        place: &mut dyn FnMut(usize) -> Region,
+    ) -> Result<SmallVec<[Option<Region>; 8]>> {
         let mut regions: SmallVec<[Option<Region>; 8]> = SmallVec::new();
         let mut result = Ok(());
         feed.each(&mut |at, source| {
@@ -368,7 +403,13 @@ impl Session {
     }
 
     /// Donated inputs become the outputs they were declared for: their bytes, a new generation of handle.
-    pub(crate) fn give_donated<const N: usize>(&mut self, inner: &Compiled, feed: &dyn Feed, env: &Env, place: &mut dyn FnMut(usize) -> Region) -> Result<[Option<Buffer>; N]> {
+    pub(crate) fn give_donated<const N: usize>(
+        &mut self,
+        inner: &Compiled,
+        feed: &dyn Feed,
+        env: &Env,
+        place: &mut dyn FnMut(usize) -> Region,
+    ) -> Result<[Option<Buffer>; N]> {
         let mut given: [Option<Buffer>; N] = std::array::from_fn(|_| None);
         let mut donated: SmallVec<[(usize, Buffer); 2]> = SmallVec::new();
         feed.each(&mut |at, source| {
@@ -385,7 +426,10 @@ impl Session {
             let lengths = lengths(&output.dims, env);
             let bytes = (lengths.iter().product::<usize>() * output.dtype.bytes()) as u64;
             if bytes > region.bytes {
-                return Err(Error::Input { name: inner.inputs[at].name.into(), message: format!("the donated buffer has {} bytes, its output needs {bytes}", region.bytes) });
+                return Err(Error::Input {
+                    name: inner.inputs[at].name.into(),
+                    message: format!("the donated buffer has {} bytes, its output needs {bytes}", region.bytes),
+                });
             }
             let from = place(inner.outputs[to]).part(0, bytes);
             self.memory.copy(&from, &region.part(0, bytes));
@@ -457,7 +501,11 @@ impl Session {
     fn find(&self, name: &str) -> Result<&Variable> {
         self.by_name.get(name).map(|&at| &self.variables[at]).ok_or_else(|| {
             let known: Vec<&str> = self.names().take(12).collect();
-            Error::Value(format!("there is no weight or state \"{name}\"; there are {} of them: {} …", self.variables.len(), known.join(", ")))
+            Error::Value(format!(
+                "there is no weight or state \"{name}\"; there are {} of them: {} …",
+                self.variables.len(),
+                known.join(", ")
+            ))
         })
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn windows(n: i64, k: usize, stride: usize, pad: usize, dilation: usi
     let int = |n: usize| i64::try_from(n).ok();
     let span = int(dilation)?.checked_mul(int(k)?.checked_sub(1)?)?.checked_add(1)?;
     let room = n.checked_add(int(pad)?.checked_mul(2)?)?.checked_sub(span)?;
-    (room >= 0 && stride > 0).then(|| room / stride as i64 + 1)
+    (k > 0 && room >= 0 && stride > 0).then(|| room / int(stride).unwrap_or(i64::MAX) + 1)
 }
 
 pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) -> Rule {
@@ -54,8 +54,8 @@ pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) ->
     let Some([ci, h, wd, co, per_group, kh, kw]) = fixed.as_deref().and_then(|f| <[i64; 7]>::try_from(f).ok()) else {
         return say("only the batch may be of bounded length".into());
     };
-    let groups = c.groups as i64;
-    if ci != per_group * groups || co % groups != 0 {
+    let groups = i64::try_from(c.groups).unwrap_or(i64::MAX);
+    if Some(ci) != per_group.checked_mul(groups) || co % groups != 0 {
         return say(format!("{ci} channels in {groups} groups do not match a weight for {per_group} channels a group and {co} results"));
     }
     let axis = |n: i64, k: i64, i: usize| windows(n, usize::try_from(k).unwrap_or(0), c.stride[i], c.pad[i], c.dilation[i]);

@@ -11,7 +11,7 @@ use crate::shape::Symbols;
 
 /// The type a window's position is stored as: a byte where 256 positions suffice.
 pub(super) fn position_type(window: &Window) -> DType {
-    if window.k[0] * window.k[1] <= 256 { DType::U8 } else { DType::I32 }
+    if window.k[0].saturating_mul(window.k[1]) <= 256 { DType::U8 } else { DType::I32 }
 }
 
 pub(super) fn infer(kind: PoolKind, window: &Window, given: Given<'_>, symbols: &Symbols) -> Rule {
@@ -23,7 +23,7 @@ pub(super) fn infer(kind: PoolKind, window: &Window, given: Given<'_>, symbols: 
     let (Some(h), Some(w)) = (given.dims[2].as_fixed(), given.dims[3].as_fixed()) else {
         return say("height and width must have fixed lengths".into());
     };
-    if window.pad.iter().zip(window.k).any(|(&p, k)| p * 2 > k) {
+    if window.pad.iter().zip(window.k).any(|(&p, k)| p.saturating_mul(2) > k) {
         return say(format!("padding {}×{} is more than half the {}×{} window", window.pad[0], window.pad[1], window.k[0], window.k[1]));
     }
     let axis = |n: i64, i: usize| conv::windows(n, window.k[i], window.stride[i], window.pad[i], 1);
