@@ -81,6 +81,7 @@ pub fn kind(op: &Op) -> usize {
         Op::Variable(_) => 1,
         Op::Const(_) => 2,
         Op::Index(_) => 3,
+        Op::Size(_) => 99,
         Op::Uniform { .. } => 4,
         Op::Scalar(_) => 5,
         Op::Cast(_) => 6,

@@ -236,7 +236,7 @@ impl Builder<'_> {
     /// Adds the node to a kernel if the kernel's form allows it.
     fn join(&mut self, id: NodeId, cluster: usize, axes: AxisMap) -> bool {
         let c = &self.list[cluster];
-        if c.members.len() >= MEMBERS_MAX || self.operands_with(cluster, id) > OPERANDS_MAX {
+        if self.shares_container(&[id], &c.members) || c.members.len() >= MEMBERS_MAX || self.operands_with(cluster, id) > OPERANDS_MAX {
             return false;
         }
         match &self.graph.node(id).op {
@@ -399,7 +399,7 @@ impl Builder<'_> {
         if !self.options.siblings || !loops || !small || x.space != y.space || x.reduced != y.reduced && !self.one_is_rows(a, b) {
             return false;
         }
-        if self.reaches(a, b) || self.reaches(b, a) {
+        if self.shares_container(&x.members, &y.members) || self.reaches(a, b) || self.reaches(b, a) {
             return false;
         }
         let moved = std::mem::take(&mut self.list[b]);
@@ -412,6 +412,12 @@ impl Builder<'_> {
             self.places[m.at()].as_mut().expect("members are placed").cluster = a;
         }
         true
+    }
+
+    /// Whether parts of one concatenation or padding are among both: one kernel may write only one part of a buffer.
+    fn shares_container(&self, a: &[NodeId], b: &[NodeId]) -> bool {
+        let container = |m: &NodeId| self.users[m.at()].iter().map(|u| u.0).find(|u| matches!(self.graph.node(*u).op, Op::Concat { .. } | Op::Pad { .. }));
+        a.iter().filter_map(container).any(|c| b.iter().filter_map(container).any(|d| c == d))
     }
 
     /// One kernel folds, the other does not, and the first's folds may stand beside the second's points.

@@ -166,6 +166,10 @@ pub fn legalise(graph: &Graph) -> Graph {
                 }
                 _ => false,
             };
+            let pointwise = needs_own || node.op.is_pointwise() || matches!(node.op, Op::Reduce(..) | Op::Uniform { .. });
+            if !node.op.is_view() || needs_own {
+                *input = readable(&mut out, *input, pointwise);
+            }
             if needs_own {
                 *input = copy(&mut out, *input);
             }
@@ -173,18 +177,39 @@ pub fn legalise(graph: &Graph) -> Graph {
         map.push(out.emit(node.op.clone(), &inputs, node.dtype, node.dims.clone()));
     }
     let mut taken = vec![false; graph.nodes.len()];
-    for (slot, id) in out.outputs.iter_mut().zip(&graph.outputs) {
-        *slot = map[id.at()];
-        let op = &graph.node(*id).op;
+    for (at, id) in graph.outputs.iter().enumerate() {
+        let node = graph.node(*id);
+        let own = is_computed(&node.op) || matches!(node.op, Op::Concat { .. } | Op::Pad { .. });
         // Two outputs of one value get a buffer each: either may be donated or kept on its own.
-        if !(is_computed(op) || matches!(op, Op::Concat { .. } | Op::Pad { .. })) || std::mem::replace(&mut taken[id.at()], true) {
-            let node = graph.node(*id);
-            let copied = NodeId(out.nodes.len() as u32);
-            out.nodes.push(crate::graph::Node { op: Op::Copy, inputs: SmallVec::from_slice(&[*slot]), ..node.clone() });
-            *slot = copied;
-        }
+        let shared = std::mem::replace(&mut taken[id.at()], true);
+        let value = map[id.at()];
+        out.outputs[at] = if own && !shared {
+            value
+        } else {
+            out.current_origin = node.origin;
+            let value = readable(&mut out, value, true);
+            copy(&mut out, value)
+        };
     }
     out
+}
+
+/// A number or an index lies in no buffer: kernels make it themselves. Where a use cannot (operands of anchors, views that
+/// do more than rename and repeat), it gets one.
+fn readable(out: &mut Graph, id: NodeId, pointwise: bool) -> NodeId {
+    let (source, axes) = trace_axes(out, id);
+    let made = matches!(out.node(source).op, Op::Const(_) | Op::Size(_) | Op::Index(_));
+    if made && !(pointwise && axes.is_some()) { over_copy(out, id) } else { id }
+}
+
+/// The same views over a copy of what lies below them.
+fn over_copy(out: &mut Graph, id: NodeId) -> NodeId {
+    let node = out.node(id).clone();
+    if !node.op.is_view() {
+        return copy(out, id);
+    }
+    let below = over_copy(out, node.inputs[0]);
+    out.emit(node.op, &[below], node.dtype, node.dims)
 }
 
 fn copy(out: &mut Graph, id: NodeId) -> NodeId {
