@@ -1,4 +1,5 @@
-//! placeholder
+//! A JIT tensor runtime with static memory planning.
 #![forbid(unsafe_code)]
 
+pub mod data;
 pub mod weights;

@@ -29,7 +29,10 @@ pub enum WeightsError {
         source: io::Error,
     },
     /// The file could not be written. An earlier file of that name is unchanged.
-    #[error("cannot save weights to {}: {source}; nothing there was changed; check that the folder exists, is writable and has space", path.display())]
+    #[error(
+        "cannot save weights to {}: {source}; nothing there was changed; check that the folder exists, is writable and has space",
+        path.display()
+    )]
     Write {
         /// The file asked for.
         path: PathBuf,
