@@ -110,6 +110,12 @@ pub enum Error {
     /// A value a user gave is outside of its range.
     #[error("{0}")]
     Value(String),
+    /// A weight file.
+    #[error(transparent)]
+    Weights(#[from] crate::weights::WeightsError),
+    /// A data file.
+    #[error(transparent)]
+    DataFile(#[from] crate::data::DataError),
     /// A file or folder.
     #[error("{path}: {source}")]
     Io {

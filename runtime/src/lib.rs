@@ -4,6 +4,7 @@
 mod buffer;
 mod checks;
 mod compile;
+pub mod data;
 mod device;
 mod dynamic;
 pub mod error;
@@ -23,6 +24,7 @@ mod session;
 pub mod shape;
 pub mod tensor;
 pub mod trace;
+pub mod weights;
 
 pub use buffer::{Buffer, Donated, Output};
 pub use compile::CompileOptions;
