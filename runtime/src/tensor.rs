@@ -10,7 +10,7 @@ mod loss;
 mod product;
 mod reduce;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod view;
 
 use std::fmt;

@@ -15,8 +15,9 @@ impl Linear {
     /// Declares `weight` and `bias`, both uniform in ±1/√inputs at first.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, outputs: usize) -> Self {
-        let bias = at.param("bias", (outputs,), Init::kaiming_uniform(inputs));
-        Linear { bias: Some(bias), ..Linear::without_bias(at, inputs, outputs) }
+        let mut layer = Linear::without_bias(at.clone(), inputs, outputs);
+        layer.bias = Some(at.param("bias", (outputs,), Init::kaiming_uniform(inputs)));
+        layer
     }
 
     /// Declares `weight` only.
