@@ -12,6 +12,7 @@ pub mod feed;
 pub mod graph;
 mod init;
 pub mod memory;
+pub mod models;
 pub mod nn;
 pub mod ops;
 pub mod optim;
