@@ -145,7 +145,7 @@ fn convert(x: f64, from: DType, to: DType) -> f64 {
         (_, DType::Bool) => f64::from(u8::from(x != 0.0)),
         (DType::F32, DType::I32) => f64::from(x as i32),
         (DType::F32, DType::U8) => f64::from(x as u8),
-        (DType::I32, DType::U8) => f64::from(x as i32 as u8),
+        (DType::I32, DType::U8) => x.clamp(0.0, 255.0),
         _ => x,
     }
 }

@@ -503,7 +503,7 @@ impl Builder<'_> {
             });
             let Some(twin) = twin else { continue };
             let into = self.places[twin.at()].as_ref().expect("just found").cluster;
-            if self.list[place.cluster].members.len() > 1 || self.list[into].anchor != Some(twin) || !self.options.epilogues {
+            if self.list[place.cluster].members.len() > 1 || self.list[into].anchor != Some(twin) || self.list[into].positions.is_some() || !self.options.epilogues {
                 continue;
             }
             self.list[place.cluster] = Cluster::default();
