@@ -109,12 +109,16 @@ fn a_second_time_changes_nothing() {
     }
 }
 
-/// The operations left of `build`'s result over inputs x and y of shape [2, 3], in order.
+/// The operations left of `build`'s result over inputs x and y of shape [2, 3], in order. The value stays the same.
 fn left(build: impl Fn(&mut Graph, NodeId, NodeId) -> NodeId) -> Vec<String> {
     let mut g = graph();
     let (x, y) = (input(&mut g, DType::F32, &dims(&[2, 3])), input(&mut g, DType::F32, &dims(&[2, 3])));
     g.outputs = vec![build(&mut g, x, y)];
     let simple = simplify(&g, &Simplify::default());
+    let special = |values: [f64; 6]| Array { dtype: DType::F32, dims: vec![2, 3], values: values.to_vec() };
+    let inputs = [special([1.5, -2.0, f64::NAN, 0.0, f64::INFINITY, -0.25]), special([-1.5, 3.0, 1.0, 0.0, 2.0, f64::NEG_INFINITY])];
+    let value = |g: &Graph| run(g, &Env::default(), &inputs, &[]).outputs.remove(0);
+    assert!(same(&value(&g), &value(&simple)), "{} became {}:\n{g}became\n{simple}", value(&g), value(&simple));
     simple.nodes.iter().map(|n| n.op.name().to_string()).collect()
 }
 
@@ -183,6 +187,67 @@ fn every_rule_fires() {
             },
             &["input", "input", "sub"],
         ),
+        (
+            "-x + y",
+            |g, x, y| {
+                let x = g.scalar(S::Neg, &[x]);
+                g.add(x, y)
+            },
+            &["input", "input", "sub"],
+        ),
+        (
+            "x - -y",
+            |g, x, y| {
+                let y = g.scalar(S::Neg, &[y]);
+                g.scalar(S::Sub, &[x, y])
+            },
+            &["input", "input", "add"],
+        ),
+        (
+            "select by not",
+            |g, x, y| {
+                let less = g.scalar(S::Lt, &[x, y]);
+                let not = g.scalar(S::Not, &[less]);
+                g.scalar(S::Select, &[not, x, y])
+            },
+            &["input", "input", "lt", "select"],
+        ),
+        (
+            "not equal",
+            |g, x, y| {
+                let equal = g.scalar(S::Eq, &[x, y]);
+                g.scalar(S::Not, &[equal])
+            },
+            &["input", "input", "not_equal"],
+        ),
+        (
+            "the same condition again",
+            |g, x, y| {
+                let less = g.scalar(S::Lt, &[x, y]);
+                let inner = g.scalar(S::Select, &[less, x, y]);
+                let outer = g.scalar(S::Select, &[less, y, inner]);
+                g.scalar(S::Relu, &[outer])
+            },
+            &["input", "relu"],
+        ),
+        (
+            "differences do not commute",
+            |g, x, y| {
+                let (a, b) = (g.scalar(S::Sub, &[x, y]), g.scalar(S::Sub, &[y, x]));
+                g.scalar(S::Max, &[a, b])
+            },
+            &["input", "input", "sub", "sub", "max"],
+        ),
+        (
+            "signs of factors",
+            |g, x, y| {
+                let (a, b) = (g.scalar(S::Neg, &[x]), g.scalar(S::Neg, &[y]));
+                g.mul(a, b)
+            },
+            &["input", "input", "mul"],
+        ),
+        ("x / 4", |g, x, _| with(g, S::Div, x, 4.0), &["input", "const", "reshape", "expand", "mul"]),
+        ("x / 3 stays", |g, x, _| with(g, S::Div, x, 3.0), &["input", "const", "reshape", "expand", "div"]),
         ("x ^ 2", |g, x, _| with(g, S::Pow, x, 2.0), &["input", "mul"]),
         (
             "equal sums",
