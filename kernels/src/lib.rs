@@ -7,7 +7,9 @@
 pub mod cpu;
 pub mod dtype;
 pub mod expr;
+mod math;
 pub mod memory;
+pub mod random;
 pub mod scalar;
 pub mod size;
 pub mod spec;

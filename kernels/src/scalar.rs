@@ -4,8 +4,13 @@
 //! computes, and its derivative with respect to each argument as a scalar expression (`none`: the derivative is zero
 //! almost everywhere). Adding a row adds the tensor operation's kernel, its gradient and its gradient test.
 
+use std::marker::PhantomData;
+
+use smallvec::SmallVec;
+
 use crate::dtype::Lane;
 use crate::expr::{Expr, call};
+use crate::math::{self, Arith, Plain};
 
 /// One scalar of a [`Lane`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,17 +33,84 @@ impl Value {
         }
     }
 
+    /// The value as a lane holds it.
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            Value::F32(x) => x.bits(),
+            Value::I32(x) => x.bits(),
+            Value::Bool(x) => x.bits(),
+        }
+    }
+
+    /// The value that a lane holds.
+    pub(crate) fn of(bits: u32, lane: Lane) -> Value {
+        match lane {
+            Lane::F32 => Value::F32(Word::of(bits)),
+            Lane::I32 => Value::I32(Word::of(bits)),
+            Lane::Bool => Value::Bool(Word::of(bits)),
+        }
+    }
+
     /// Conversion between lanes, as a cast does it: floats truncate towards zero and saturate, NaN becomes 0; anything but zero is true.
     pub fn cast(self, to: Lane) -> Value {
-        match (self, to) {
-            (Value::F32(x), Lane::I32) => Value::I32(x as i32),
-            (Value::F32(x), Lane::Bool) => Value::Bool(x != 0.0),
-            (Value::I32(x), Lane::F32) => Value::F32(x as f32),
-            (Value::I32(x), Lane::Bool) => Value::Bool(x != 0),
-            (Value::Bool(x), Lane::F32) => Value::F32(f32::from(u8::from(x))),
-            (Value::Bool(x), Lane::I32) => Value::I32(i32::from(x)),
-            (same, _) => same,
+        visit_cast(self.lane(), to, Eval([self.bits(), 0, 0], to))
+    }
+}
+
+/// Conversion of one scalar, as a cast does it.
+pub(crate) trait CastTo<T> {
+    /// The converted value.
+    fn cast_to(self) -> T;
+}
+
+macro_rules! casts {
+    ($($from:ty => $to:ty: |$x:ident| $body:expr;)+) => {$(
+        impl CastTo<$to> for $from {
+            #[inline(always)]
+            fn cast_to(self) -> $to {
+                let $x = self;
+                $body
+            }
         }
+    )+};
+}
+casts! {
+    f32 => f32: |x| x;
+    f32 => i32: |x| x as i32;
+    f32 => bool: |x| x != 0.0;
+    i32 => f32: |x| x as f32;
+    i32 => i32: |x| x;
+    i32 => bool: |x| x != 0;
+    bool => f32: |x| f32::from(u8::from(x));
+    bool => i32: |x| i32::from(x);
+    bool => bool: |x| x;
+}
+
+/// The code of a cast.
+struct Cast<T, U>(PhantomData<(T, U)>);
+
+impl<T: Word + CastTo<U> + 'static, U: Word + 'static> Lanewise for Cast<T, U> {
+    type In = T;
+    type Out = U;
+    const ARITY: usize = 1;
+    #[inline(always)]
+    fn apply<A: Arith>(args: [T; 3]) -> U {
+        args[0].cast_to()
+    }
+}
+
+/// [`ScalarOp::visit`] for casts.
+pub(crate) fn visit_cast<V: Visit>(from: Lane, to: Lane, visitor: V) -> V::Output {
+    match (from, to) {
+        (Lane::F32, Lane::F32) => visitor.visit::<Cast<f32, f32>>(),
+        (Lane::F32, Lane::I32) => visitor.visit::<Cast<f32, i32>>(),
+        (Lane::F32, Lane::Bool) => visitor.visit::<Cast<f32, bool>>(),
+        (Lane::I32, Lane::F32) => visitor.visit::<Cast<i32, f32>>(),
+        (Lane::I32, Lane::I32) => visitor.visit::<Cast<i32, i32>>(),
+        (Lane::I32, Lane::Bool) => visitor.visit::<Cast<i32, bool>>(),
+        (Lane::Bool, Lane::F32) => visitor.visit::<Cast<bool, f32>>(),
+        (Lane::Bool, Lane::I32) => visitor.visit::<Cast<bool, i32>>(),
+        (Lane::Bool, Lane::Bool) => visitor.visit::<Cast<bool, bool>>(),
     }
 }
 
@@ -55,6 +127,75 @@ pub enum Class {
     Logic,
     /// A truth value and two of one lane, giving that lane.
     Select,
+}
+
+/// A value as the 32 bits it is held in while a kernel runs.
+pub(crate) trait Word: Copy {
+    /// The value these bits stand for.
+    fn of(bits: u32) -> Self;
+    /// The bits of the value.
+    fn bits(self) -> u32;
+}
+
+impl Word for f32 {
+    #[inline(always)]
+    fn of(bits: u32) -> Self {
+        f32::from_bits(bits)
+    }
+    #[inline(always)]
+    fn bits(self) -> u32 {
+        self.to_bits()
+    }
+}
+impl Word for i32 {
+    #[inline(always)]
+    fn of(bits: u32) -> Self {
+        bits as i32
+    }
+    #[inline(always)]
+    fn bits(self) -> u32 {
+        self as u32
+    }
+}
+impl Word for u32 {
+    #[inline(always)]
+    fn of(bits: u32) -> Self {
+        bits
+    }
+    #[inline(always)]
+    fn bits(self) -> u32 {
+        self
+    }
+}
+impl Word for bool {
+    #[inline(always)]
+    fn of(bits: u32) -> Self {
+        bits != 0
+    }
+    #[inline(always)]
+    fn bits(self) -> u32 {
+        u32::from(self)
+    }
+}
+
+/// One operation on one lane type as code that a loop can be built around: what a row of the table compiles to.
+pub(crate) trait Lanewise: 'static {
+    /// What the arguments are.
+    type In: Word;
+    /// What the result is.
+    type Out: Word;
+    /// How many arguments count; the others are ignored.
+    const ARITY: usize;
+    /// The operation.
+    fn apply<A: Arith>(args: [Self::In; 3]) -> Self::Out;
+}
+
+/// Someone who wants the type of an operation's code; see [`ScalarOp::visit`].
+pub(crate) trait Visit {
+    /// What comes of it.
+    type Output;
+    /// Called with the code.
+    fn visit<O: Lanewise>(self) -> Self::Output;
 }
 
 macro_rules! scalar_ops {
@@ -82,51 +223,53 @@ macro_rules! scalar_ops {
                 match self { $(ScalarOp::$name => Class::$class),+ }
             }
 
-            /// The operation on single values: the definition that kernels are tested against.
-            ///
-            /// # Panics
-            /// If [`ScalarOp::lane`] does not accept the arguments.
-            pub fn eval(self, args: &[Value]) -> Value {
-                match self { $(ScalarOp::$name => scalar_ops!(@eval args, $class($($arg),+) $($lane: $body;)+)),+ }
+            /// Hands the code for arguments of `lane` (of the last argument's lane, for `select`) to `visitor`.
+            /// The caller has asked [`ScalarOp::lane`] whether the operation takes them.
+            pub(crate) fn visit<V: Visit>(self, lane: Lane, visitor: V) -> V::Output {
+                match self { $(ScalarOp::$name => scalar_ops!(@visit $name lane visitor $($lane)+)),+ }
             }
 
             /// ∂out/∂argumentᵢ; `None` where it is zero almost everywhere.
             pub fn derivative(self) -> Vec<Option<Expr>> {
-                #[allow(unused_imports)]
+                #[allow(unused_imports)] // not every row's derivative names every argument
                 use Expr::{Out, X, Y, Z};
                 match self { $(ScalarOp::$name => scalar_ops!(@grad [$($arg),+] $grad)),+ }
             }
         }
+
+        /// The rows as types: `Add<f32>` is the code of `add` on floats.
+        mod code {
+            use super::*;
+            $(
+                pub(super) struct $name<T>(PhantomData<T>);
+                scalar_ops!(@code $name $class [$($arg),+] $($lane: $body;)+);
+            )+
+        }
     };
     (@grad [$($arg:ident),+] none) => { vec![$({ let _ = stringify!($arg); None }),+] };
     (@grad [$($arg:ident),+] [$($grad:expr),+]) => { vec![$(Some(Expr::from($grad))),+] };
-    (@eval $args:ident, Select($c:ident, $x:ident, $y:ident) any: $body:expr;) => {{
-        let [Value::Bool($c), $x, $y] = *$args else { panic!("select takes a truth value and two values, not {:?}", $args) };
-        $body
-    }};
-    (@eval $args:ident, Compare($($arg:ident),+) f32: $f:expr; i32: $i:expr;) => {
-        match *$args {
-            [$(Value::F32($arg)),+] => Value::Bool($f),
-            [$(Value::I32($arg)),+] => Value::Bool($i),
-            [$(Value::Bool($arg)),+] => { $(let $arg = i32::from($arg);)+ Value::Bool($i) }
-            _ => panic!("lanes differ: {:?}", $args),
+    (@code $name:ident $class:ident [$($arg:ident),+]) => {};
+    (@code $name:ident $class:ident [$($arg:ident),+] $lane:ident: $body:expr; $($rest:tt)*) => {
+        impl Lanewise for $name<scalar_ops!(@type $lane)> {
+            type In = scalar_ops!(@type $lane);
+            type Out = scalar_ops!(@out $class $lane);
+            const ARITY: usize = [$(stringify!($arg)),+].len();
+            #[inline(always)]
+            fn apply<A: Arith>([$($arg,)+ ..]: [Self::In; 3]) -> Self::Out {
+                $body
+            }
         }
+        scalar_ops!(@code $name $class [$($arg),+] $($rest)*);
     };
-    (@eval $args:ident, $class:ident($($arg:ident),+) f32: $f:expr; i32: $i:expr;) => {
-        match *$args {
-            [$(Value::F32($arg)),+] => Value::F32($f),
-            [$(Value::I32($arg)),+] => Value::I32($i),
-            _ => panic!("lanes differ: {:?}", $args),
-        }
+    (@type any) => { u32 };
+    (@type $lane:ident) => { $lane };
+    (@out Compare $lane:ident) => { bool };
+    (@out $class:ident $lane:ident) => { scalar_ops!(@type $lane) };
+    // Truth values are held as 0 and 1, so integer code serves them where a row has none of its own.
+    (@visit $name:ident $of:ident $v:ident f32 i32) => {
+        match $of { Lane::F32 => $v.visit::<code::$name<f32>>(), Lane::I32 | Lane::Bool => $v.visit::<code::$name<i32>>() }
     };
-    (@eval $args:ident, Float($($arg:ident),+) f32: $f:expr;) => {{
-        let [$(Value::F32($arg)),+] = *$args else { panic!("takes f32, not {:?}", $args) };
-        Value::F32($f)
-    }};
-    (@eval $args:ident, Logic($($arg:ident),+) bool: $b:expr;) => {{
-        let [$(Value::Bool($arg)),+] = *$args else { panic!("takes truth values, not {:?}", $args) };
-        Value::Bool($b)
-    }};
+    (@visit $name:ident $of:ident $v:ident $lane:ident) => { $v.visit::<code::$name<scalar_ops!(@type $lane)>>() };
 }
 
 scalar_ops! {
@@ -149,17 +292,17 @@ scalar_ops! {
     /// The larger; NaN if either is
     Max "max" Num(x, y) { f32: if x > y || x.is_nan() { x } else { y }; i32: x.max(y); } grad [pick(ScalarOp::Ge), pick(ScalarOp::Lt)];
     /// xʸ
-    Pow "pow" Float(x, y) { f32: x.powf(y); } grad [Y * call(ScalarOp::Pow, [X, Y - 1.0]), Out * call(ScalarOp::Ln, [X])];
+    Pow "pow" Float(x, y) { f32: math::pow(x, y); } grad [Y * call(ScalarOp::Pow, [X, Y - 1.0]), Out * call(ScalarOp::Ln, [X])];
     /// eˣ
-    Exp "exp" Float(x) { f32: x.exp(); } grad [Out];
+    Exp "exp" Float(x) { f32: math::exp::<A>(x); } grad [Out];
     /// 2ˣ
-    Exp2 "exp2" Float(x) { f32: x.exp2(); } grad [Out * std::f32::consts::LN_2];
+    Exp2 "exp2" Float(x) { f32: math::exp2::<A>(x); } grad [Out * std::f32::consts::LN_2];
     /// eˣ − 1
-    Expm1 "expm1" Float(x) { f32: x.exp_m1(); } grad [Out + 1.0];
+    Expm1 "expm1" Float(x) { f32: math::expm1::<A>(x); } grad [Out + 1.0];
     /// ln x
-    Ln "ln" Float(x) { f32: x.ln(); } grad [Expr::from(1.0) / X];
+    Ln "ln" Float(x) { f32: math::ln::<A>(x); } grad [Expr::from(1.0) / X];
     /// ln(1 + x)
-    Log1p "log1p" Float(x) { f32: x.ln_1p(); } grad [Expr::from(1.0) / (X + 1.0)];
+    Log1p "log1p" Float(x) { f32: math::log1p::<A>(x); } grad [Expr::from(1.0) / (X + 1.0)];
     /// √x
     Sqrt "sqrt" Float(x) { f32: x.sqrt(); } grad [Expr::from(0.5) / Out];
     /// 1/√x
@@ -167,17 +310,17 @@ scalar_ops! {
     /// 1/x
     Recip "recip" Float(x) { f32: 1.0 / x; } grad [-(Out * Out)];
     /// tanh x
-    Tanh "tanh" Float(x) { f32: x.tanh(); } grad [Expr::from(1.0) - Out * Out];
+    Tanh "tanh" Float(x) { f32: math::tanh::<A>(x); } grad [Expr::from(1.0) - Out * Out];
     /// 1/(1 + e⁻ˣ)
-    Sigmoid "sigmoid" Float(x) { f32: 1.0 / (1.0 + (-x).exp()); } grad [Out * (Expr::from(1.0) - Out)];
+    Sigmoid "sigmoid" Float(x) { f32: math::sigmoid::<A>(x); } grad [Out * (Expr::from(1.0) - Out)];
     /// max(x, 0); NaN stays NaN
     Relu "relu" Num(x) { f32: if x < 0.0 { 0.0 } else { x }; i32: x.max(0); } grad [call(ScalarOp::Select, [call(ScalarOp::Gt, [Out, Expr::from(0.0)]), Expr::from(1.0), Expr::from(0.0)])];
     /// The error function
-    Erf "erf" Float(x) { f32: erf_reference(x); } grad [call(ScalarOp::Exp, [-(X * X)]) * std::f32::consts::FRAC_2_SQRT_PI];
+    Erf "erf" Float(x) { f32: math::erf::<A>(x); } grad [call(ScalarOp::Exp, [-(X * X)]) * std::f32::consts::FRAC_2_SQRT_PI];
     /// sin x, x in radians
-    Sin "sin" Float(x) { f32: x.sin(); } grad [call(ScalarOp::Cos, [X])];
+    Sin "sin" Float(x) { f32: math::sin::<A>(x); } grad [call(ScalarOp::Cos, [X])];
     /// cos x, x in radians
-    Cos "cos" Float(x) { f32: x.cos(); } grad [-call(ScalarOp::Sin, [X])];
+    Cos "cos" Float(x) { f32: math::cos::<A>(x); } grad [-call(ScalarOp::Sin, [X])];
     /// The largest integer ≤ x
     Floor "floor" Float(x) { f32: x.floor(); } grad none;
     /// The smallest integer ≥ x
@@ -205,7 +348,7 @@ scalar_ops! {
     /// not x
     Not "not" Logic(x) { bool: !x; } grad none;
     /// x where c, else y
-    Select "select" Select(c, x, y) { any: if c { x } else { y }; } grad [0.0, choose(1.0, 0.0), choose(0.0, 1.0)];
+    Select "select" Select(c, x, y) { any: if c != 0 { x } else { y }; } grad [0.0, choose(1.0, 0.0), choose(0.0, 1.0)];
 }
 
 /// 1 where the arguments compare so, else 0: the derivative of `min` and `max`; ties go to the first.
@@ -218,7 +361,31 @@ fn choose(a: f32, b: f32) -> Expr {
     call(ScalarOp::Select, [Expr::X, Expr::from(a), Expr::from(b)])
 }
 
+/// Evaluates an operation on single values.
+struct Eval([u32; 3], Lane);
+
+impl Visit for Eval {
+    type Output = Value;
+    fn visit<O: Lanewise>(self) -> Value {
+        Value::of(O::apply::<Plain>(self.0.map(O::In::of)).bits(), self.1)
+    }
+}
+
 impl ScalarOp {
+    /// The operation on single values: the definition that kernels are tested against.
+    ///
+    /// # Panics
+    /// If [`ScalarOp::lane`] does not accept the arguments.
+    pub fn eval(self, args: &[Value]) -> Value {
+        let lanes: SmallVec<[Lane; 3]> = args.iter().map(|a| a.lane()).collect();
+        let Some(out) = self.lane(&lanes) else { panic!("{} does not take {args:?}", self.name()) };
+        let mut words = [0; 3];
+        for (word, arg) in words.iter_mut().zip(args) {
+            *word = arg.bits();
+        }
+        self.visit(lanes[lanes.len() - 1], Eval(words, out))
+    }
+
     /// The lane of the result, or `None` if the operation does not take these lanes.
     pub fn lane(self, args: &[Lane]) -> Option<Lane> {
         let same = |lanes: &[Lane]| lanes.windows(2).all(|w| w[0] == w[1]);
@@ -233,30 +400,4 @@ impl ScalarOp {
             Class::Select => (args[0] == Lane::Bool && same(&args[1..])).then_some(args[1]),
         }
     }
-}
-
-/// erf in double precision by its series and continued fraction (Abramowitz & Stegun 7.1.6 and 7.1.14), rounded once.
-fn erf_reference(x: f32) -> f32 {
-    let x = f64::from(x);
-    let a = x.abs();
-    if a.is_nan() {
-        return f32::NAN;
-    }
-    let erf = if a < 3.0 {
-        // erf x = 2/√π · e^{−x²} · Σ 2ⁿ x^{2n+1} / (1·3·…·(2n+1))
-        let (mut term, mut sum, mut n) = (a, a, 0.0);
-        while term > sum * 1e-17 {
-            n += 1.0;
-            term *= 2.0 * a * a / (2.0 * n + 1.0);
-            sum += term;
-        }
-        sum * (-a * a).exp() * std::f64::consts::FRAC_2_SQRT_PI
-    } else {
-        let mut f = 0.0;
-        for k in (1..60).rev() {
-            f = f64::from(k) / 2.0 / (a + f);
-        }
-        1.0 - (-a * a).exp() / (a + f) / std::f64::consts::PI.sqrt()
-    };
-    (erf * x.signum()) as f32
 }

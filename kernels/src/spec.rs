@@ -376,12 +376,21 @@ impl Spec {
                 (false, Some(_)) => Access::Write,
                 _ => Access::Read,
             };
+            let mut operand = operand.clone();
             let mut space = self.dims.clone();
-            // A folded value is stored once per point of the kept axes.
-            if store.is_some_and(|s| self.is_folded(s.value)) {
-                space.truncate(self.dims.len() - self.reduced);
+            let kept = self.dims.len() - self.reduced;
+            // A folded value is stored, and an operand that is flat along the reduced axes is read, once per point of the
+            // kept axes, even when the reduced axes have no points.
+            if store.is_some_and(|s| self.is_folded(s.value)) || operand.strides[kept..].iter().all(|s| s.is(0)) {
+                space.truncate(kept);
+                operand.strides.truncate(kept);
             }
-            list.push((operand.clone(), space, access));
+            // Seed and step: three elements wherever the operand points.
+            if self.code.iter().any(|i| matches!(i, Inst::Uniform { state, .. } if *state == k)) {
+                space.push(Size::fixed(3));
+                operand.strides.push(Size::ONE);
+            }
+            list.push((operand, space, access));
         }
         list
     }

@@ -7,7 +7,7 @@ mod simd;
 
 use std::ops::Range;
 
-use super::tile::{Bound, TileCode};
+use super::tile::{Bound, MAX_AXES, TileCode};
 use super::{Config, Launch, SpecError};
 use crate::size::{Env, Size};
 use crate::spec::{Body, Operand, Spec};
@@ -31,8 +31,6 @@ const SPLIT_BLOCKS: usize = 8;
 const SPLIT_DEPTH: usize = 4;
 /// Columns of a strip when the contracted axis is split.
 pub(super) const SPLIT_COLUMNS: usize = 128;
-/// Most axes of a result.
-pub(super) const AXES: usize = 16;
 
 /// [`Body::Matmul`], prepared.
 pub(crate) struct Matmul {
@@ -46,7 +44,7 @@ impl Matmul {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         let Body::Matmul(body) = &spec.body else { return Err(SpecError("not a matrix product".into())) };
         let rank = spec.dims.len();
-        if !(2..=AXES).contains(&rank) || body.a.strides.len() != rank || body.b.strides.len() != rank {
+        if !(2..=MAX_AXES).contains(&rank) || body.a.strides.len() != rank || body.b.strides.len() != rank {
             return Err(SpecError(format!("a product of rank {rank} with {} and {} strides", body.a.strides.len(), body.b.strides.len())));
         }
         let code = TileCode::new(spec, config)?;
@@ -199,8 +197,8 @@ unsafe impl Sync for Strided<'_> {}
 
 impl Strided<'_> {
     /// The coordinates of a group along the batch axes, and zeros after them.
-    fn origin(&self, group: usize) -> [usize; AXES] {
-        let mut at = [0; AXES];
+    fn origin(&self, group: usize) -> [usize; MAX_AXES] {
+        let mut at = [0; MAX_AXES];
         let mut rest = group;
         for axis in (0..self.spec.dims.len() - 2).rev() {
             let size = self.spec.dims[axis].usize_at(self.env);

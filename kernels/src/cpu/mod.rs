@@ -7,6 +7,7 @@ mod isa;
 mod loops;
 mod pool2d;
 mod scatter;
+mod simd;
 mod team;
 mod tile;
 
@@ -58,6 +59,9 @@ pub(crate) struct Launch<'a> {
     pub env: &'a Env,
     pub team: &'a Team,
 }
+
+// SAFETY: the addresses are plain numbers until a kernel reaches through them, and each kernel says why its threads may.
+unsafe impl Sync for Launch<'_> {}
 
 /// A spec made ready for this CPU: strategy chosen, registers assigned, workspace sized.
 pub struct Kernel {
@@ -117,7 +121,8 @@ impl Kernel {
     /// Runs the kernel over regions of `memory`, one per argument in the order of [`Spec::arguments`].
     ///
     /// # Panics
-    /// If a region is too small for what the kernel reaches under `env`, is not inside a live arena, or overlaps a region
+    /// If a region is too small for what the kernel reaches under `env`, is not aligned to its elements (64 bytes for the
+    /// workspace), is not inside a live arena, or overlaps a region
     /// that is written, other than as the same region with the same walk (in-place elementwise work): a plan that passed
     /// its checker never does this, so it is a bug of the caller, and memory safety does not depend on the caller.
     pub fn run(&self, memory: &mut Memory, args: &[Region], workspace: &Region, env: &Env, team: &Team) -> Result<(), Fault> {
@@ -144,7 +149,9 @@ impl Kernel {
     fn check(&self, args: &[Region], workspace: &Region, env: &Env) {
         assert_eq!(args.len(), self.arguments.len(), "one region per argument");
         assert!(workspace.bytes >= self.workspace(), "workspace of {} bytes, {} needed", workspace.bytes, self.workspace());
+        assert!(workspace.offset.is_multiple_of(64), "workspace at {}, not 64-byte aligned", workspace.offset);
         for (i, (operand, dims, access)) in self.arguments.iter().enumerate() {
+            assert!(args[i].offset.is_multiple_of(operand.dtype.bytes() as u64), "argument {i} is not aligned to {}", operand.dtype);
             let needed = operand.extent(dims, env).saturating_mul(operand.dtype.bytes() as u64);
             assert!(needed <= args[i].bytes, "argument {i} reaches {needed} bytes of a region of {}", args[i].bytes);
             assert!(!args[i].overlaps(workspace), "argument {i} overlaps the workspace");

@@ -1,0 +1,61 @@
+//! Loops that reduce nothing.
+
+use super::{CHUNK, Loop};
+use crate::cpu::Launch;
+use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, Tile, VECTOR};
+use crate::spec::Spec;
+
+/// Side of the square tiles in which memory is transposed: two cache lines of floats.
+const SQUARE: usize = 32;
+
+impl Loop {
+    /// # Safety
+    /// As [`Loop::run`].
+    pub(super) unsafe fn elementwise(&self, spec: &Spec, launch: &Launch) {
+        let mut bound = Bound::new(&self.code, spec, launch, &self.order);
+        let mut axes = bound.collapse(0, bound.dims().len());
+        if bound.dims().contains(&0) {
+            return;
+        }
+        if axes == 1 {
+            bound.insert_axis(0);
+            axes = 2;
+        }
+        let (row, col) = (axes - 2, axes - 1);
+        if bound.dims()[col] < VECTOR && bound.dims()[row] >= 4 * bound.dims()[col] {
+            // A short last axis would leave most of each vector empty.
+            bound.swap_axes(row, col);
+        }
+        let bound = bound;
+        let dims = bound.dims();
+        let transposes = |cs: isize, rs: isize| rs != 0 && cs.unsigned_abs() > 1 && rs.unsigned_abs() < cs.unsigned_abs();
+        let square = dims[row] > 1 && bound.walks().iter().any(|w| transposes(w.strides[col], w.strides[row]));
+        let wide = dims[col].min(if square { SQUARE } else { TILE });
+        let high = dims[row].min(TILE / wide.next_multiple_of(VECTOR));
+        let (across, down) = (dims[col].div_ceil(wide), dims[row].div_ceil(high));
+        let tiles = dims[..row].iter().product::<usize>() * down * across;
+        let per_chunk = (CHUNK / (wide * high)).max(1);
+        let work = |chunk: usize, worker: usize| {
+            // SAFETY: the worker's own scratch memory.
+            let mut machine = unsafe { Machine::new(&bound, Along::Columns, self.scratch(launch, worker)) };
+            for index in chunk * per_chunk..tiles.min((chunk + 1) * per_chunk) {
+                let mut at = [0; AXES];
+                at[col] = index % across * wide;
+                at[row] = index / across % down * high;
+                let mut rest = index / across / down;
+                for axis in (0..row).rev() {
+                    at[axis] = rest % dims[axis];
+                    rest /= dims[axis];
+                }
+                machine.seek(&at[..axes], Some(row), Some(col));
+                let tile = Tile::new(high.min(dims[row] - at[row]), wide.min(dims[col] - at[col]));
+                // SAFETY: the tile lies inside the space and belongs to this chunk alone.
+                unsafe {
+                    machine.full(0, &tile);
+                    machine.store_full(0, &tile);
+                }
+            }
+        };
+        launch.team.run(tiles.div_ceil(per_chunk), &work);
+    }
+}

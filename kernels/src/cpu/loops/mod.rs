@@ -1,0 +1,84 @@
+//! Kernels without an anchor: elementwise loops, rows, reductions.
+//!
+//! The iteration space is cut into tiles and the tiles into chunks that threads take. How it is cut depends on sizes and
+//! strides alone, never on the number of threads, and so does every rounding error.
+
+mod elementwise;
+mod reduce;
+
+use smallvec::SmallVec;
+
+use super::tile::{MAX_AXES, TileCode};
+use super::{Config, Launch, SpecError};
+use crate::size::Env;
+use crate::spec::{Inst, Spec};
+use reduce::Reduction;
+
+/// Points that a thread takes at a time: enough work to be worth handing out.
+const CHUNK: usize = 1 << 15;
+
+/// A prepared [`crate::spec::Body::Loop`].
+pub(crate) struct Loop {
+    code: TileCode,
+    /// The spec's axes, kept before reduced, in the order in which they are walked.
+    order: SmallVec<[usize; MAX_AXES]>,
+    threads: usize,
+    reduction: Option<Reduction>,
+}
+
+impl Loop {
+    pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
+        let mut code = TileCode::new(spec, config)?;
+        let order = order(spec, bound);
+        let reduction = if spec.reduced > 0 { Some(Reduction::new(spec, bound, &order, &mut code)?) } else { None };
+        Ok(Loop { code, order, threads: config.threads, reduction })
+    }
+
+    /// One scratch memory per thread, then the partial results of split reductions.
+    pub fn workspace(&self) -> u64 {
+        let partials = self.reduction.as_ref().map_or(0, Reduction::partial_bytes);
+        (self.threads * self.code.scratch_bytes() + partials) as u64
+    }
+
+    /// # Safety
+    /// The launch must hold what [`Launch`] says, for this spec.
+    pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
+        assert!(launch.team.threads() <= self.threads, "prepared for {} threads, run by {}", self.threads, launch.team.threads());
+        // SAFETY: the caller's promise.
+        unsafe {
+            match &self.reduction {
+                None => self.elementwise(spec, launch),
+                Some(reduction) => self.reduce(reduction, spec, launch),
+            }
+        }
+    }
+
+    /// The scratch memory of one worker.
+    fn scratch(&self, launch: &Launch, worker: usize) -> *mut u8 {
+        launch.workspace.wrapping_add(worker * self.code.scratch_bytes())
+    }
+}
+
+/// The order in which axes are walked: each group so that memory is walked forwards. What is computed does not depend on
+/// the order, except where the position of an element does: such reductions keep theirs.
+fn order(spec: &Spec, bound: &Env) -> SmallVec<[usize; MAX_AXES]> {
+    let axes = spec.dims.len();
+    let kept = axes - spec.reduced;
+    let mut order: SmallVec<[usize; MAX_AXES]> = (0..axes).collect();
+    let stored = spec.stores.first().map(|s| usize::from(s.operand)).filter(|_| spec.reduced == 0);
+    // A reduction reads more than it writes: follow the operand that varies most.
+    let read = spec.code.iter().filter_map(|i| if let Inst::Load(k) = i { Some(usize::from(*k)) } else { None });
+    let points = |k: usize| {
+        let varies = spec.dims.iter().zip(&spec.operands[k].strides).filter(|(_, s)| !s.is(0));
+        varies.fold(1i64, |p, (d, _)| p.saturating_mul(d.at(bound)))
+    };
+    let Some(guide) = stored.or_else(|| read.max_by_key(|&k| points(k))) else { return order };
+    let stride = |axis: &usize| std::cmp::Reverse(spec.operands[guide].strides[*axis].at(bound).unsigned_abs());
+    // An axis along which the guide repeats says nothing and stays outermost of its equals.
+    let key = |axis: &usize| if spec.operands[guide].strides[*axis].is(0) { std::cmp::Reverse(u64::MAX) } else { stride(axis) };
+    order[..kept].sort_by_key(key);
+    if !spec.code.iter().any(|i| matches!(i, Inst::Reduce(crate::spec::ReduceOp::ArgMax | crate::spec::ReduceOp::ArgMin, _))) {
+        order[kept..].sort_by_key(key);
+    }
+    order
+}

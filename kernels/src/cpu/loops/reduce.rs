@@ -1,0 +1,296 @@
+//! Loops with reductions: rows that are folded, and possibly used again beside what was folded.
+//!
+//! A *group* is a few points of the kept axes whose reductions are computed together, tile after tile over the reduced
+//! axes; the program may need several passes over them. Where memory runs along a reduced axis, rows are kept points and
+//! columns are folded (a softmax over the last axis); where it runs along a kept axis, columns are kept points and rows are
+//! folded (the gradient of a bias). If there are few groups, one pass suffices and there is much to fold, the tiles of a
+//! group are shared by several chunks whose results are merged as a tree.
+
+use super::{CHUNK, Loop};
+use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, Tile, TileCode, VECTOR};
+use crate::cpu::{Launch, SpecError};
+use crate::size::Env;
+use crate::spec::{Inst, ReduceOp, Spec};
+
+/// Columns of a group where columns are kept points.
+const WIDE: usize = 256;
+/// Most parts that all groups together are split into, and the fewest groups that are not split.
+const PARTS: usize = 64;
+const FEW_GROUPS: usize = 16;
+/// Lanes that each value kept between passes may take beyond need, so that several points go side by side.
+const KEPT_LANES: usize = 1 << 14;
+
+/// What is decided about a reduction when it is prepared.
+pub(super) struct Reduction {
+    along: Along,
+    kept: usize,
+    kept_lanes: usize,
+    keeps: bool,
+    /// Words of all accumulators, if the reduction may be split.
+    split_words: usize,
+}
+
+/// How a launch is cut up.
+struct Cut {
+    row: usize,
+    col: usize,
+    /// The axis, row or column, that is kept, its points in a group and its groups.
+    kept_axis: usize,
+    group_len: usize,
+    groups_across: usize,
+    groups: usize,
+    /// The axis that is folded, its points in a tile and its tiles.
+    folded_axis: usize,
+    tile_len: usize,
+    tiles_across: usize,
+    tiles: usize,
+    /// The first reduced axis.
+    reduced: usize,
+}
+
+impl Reduction {
+    pub fn new(spec: &Spec, bound: &Env, order: &[usize], code: &mut TileCode) -> Result<Reduction, SpecError> {
+        let kept = spec.dims.len() - spec.reduced;
+        let size = |axis: usize| spec.dims[axis].usize_at(bound);
+        let points = order[kept..].iter().fold(1usize, |p, &a| p.saturating_mul(size(a)));
+        let finds = spec.code.iter().any(|i| matches!(i, Inst::Reduce(ReduceOp::ArgMax | ReduceOp::ArgMin, _)));
+        if finds && points >= i32::MAX as usize {
+            return Err(SpecError(format!("a position among {points} elements does not fit in an i32")));
+        }
+        let along = along(spec, bound, order, kept);
+        let (passes, crossing) = (code.levels().filter(|&full| full).count(), code.kept_values());
+        let kept_lanes = match along {
+            Along::Columns => {
+                let last = order.last().map_or(1, |&axis| size(axis).max(1));
+                points.div_ceil(last).saturating_mul(last.next_multiple_of(VECTOR)).max(TILE)
+            }
+            Along::Rows => points.saturating_mul(VECTOR).max(KEPT_LANES),
+        };
+        if crossing > 0 {
+            if kept_lanes > isize::MAX as usize / 64 / crossing {
+                return Err(SpecError(format!("rows of {points} elements cannot be kept")));
+            }
+            code.keep(kept_lanes);
+        }
+        let all = order[..kept].iter().fold(points, |p, &a| p.saturating_mul(size(a)));
+        let split_words = if passes == 1 && all >= 2 * CHUNK { code.fold_words() } else { 0 };
+        Ok(Reduction { along, kept, kept_lanes, keeps: crossing > 0, split_words })
+    }
+
+    pub fn partial_bytes(&self) -> usize {
+        PARTS * self.split_words * WIDE * 4
+    }
+
+    fn cut(&self, bound: &mut Bound) -> Cut {
+        let reduced = bound.collapse(0, self.kept);
+        let axes = reduced + bound.collapse(reduced, bound.dims().len());
+        let dims = bound.dims();
+        let (kept_axis, folded_axis) = (reduced - 1, axes - 1);
+        let (row, col) = match self.along {
+            Along::Columns => (kept_axis, folded_axis),
+            Along::Rows => (folded_axis, kept_axis),
+        };
+        let outer: usize = dims[reduced..folded_axis].iter().product();
+        let (group_len, tile_len) = match self.along {
+            Along::Columns => {
+                let wide = dims[col].clamp(1, TILE);
+                let kept_per_row = (outer * dims[col].next_multiple_of(VECTOR)).max(1);
+                let room = if self.keeps { (self.kept_lanes / kept_per_row).max(1) } else { usize::MAX };
+                ((TILE / wide.next_multiple_of(VECTOR)).min(room).min(dims[row]), wide)
+            }
+            Along::Rows => {
+                let per_column = (outer * dims[row]).max(1);
+                let room = if self.keeps { self.kept_lanes / per_column / VECTOR * VECTOR } else { usize::MAX };
+                let wide = dims[col].min(WIDE).min(room.max(VECTOR));
+                (wide, (TILE / wide.next_multiple_of(VECTOR)).min(dims[row]).max(1))
+            }
+        };
+        let groups_across = dims[kept_axis].div_ceil(group_len);
+        let tiles_across = dims[folded_axis].div_ceil(tile_len);
+        let groups = dims[..kept_axis].iter().product::<usize>() * groups_across;
+        Cut {
+            row,
+            col,
+            kept_axis,
+            group_len,
+            groups_across,
+            groups,
+            folded_axis,
+            tile_len,
+            tiles_across,
+            tiles: outer * tiles_across,
+            reduced,
+        }
+    }
+}
+
+/// Which way most of the memory runs.
+fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
+    let last = |axes: &[usize]| axes.iter().rev().copied().find(|&axis| spec.dims[axis].at(bound) != 1);
+    let (Some(kept_axis), folded_axis) = (last(&order[..kept]), last(&order[kept..])) else { return Along::Columns };
+    let Some(folded_axis) = folded_axis else { return Along::Rows };
+    let mut votes = 0;
+    for operand in spec.operands.iter().filter(|o| !o.strides[kept..].iter().all(|s| s.is(0))) {
+        let (k, f) = (operand.strides[kept_axis].at(bound).unsigned_abs(), operand.strides[folded_axis].at(bound).unsigned_abs());
+        votes += match (k, f) {
+            (_, 1) => -1,
+            (1, _) => 1,
+            _ => 0,
+        };
+    }
+    if votes > 0 { Along::Rows } else { Along::Columns }
+}
+
+impl Loop {
+    /// # Safety
+    /// As [`Loop::run`].
+    pub(super) unsafe fn reduce(&self, reduction: &Reduction, spec: &Spec, launch: &Launch) {
+        let mut bound = Bound::new(&self.code, spec, launch, &self.order);
+        // No kept points: nothing to store. No points to fold: each fold gives its identity.
+        if self.order[..reduction.kept].iter().any(|&axis| spec.dims[axis].usize_at(launch.env) == 0) {
+            return;
+        }
+        let cut = reduction.cut(&mut bound);
+        let bound = bound;
+        let points: usize = bound.dims().iter().product();
+        let run = Run { bound: &bound, cut: &cut, along: reduction.along, code: &self.code };
+        let mut parts = 1;
+        if reduction.split_words > 0 && cut.groups < FEW_GROUPS {
+            parts = cut.tiles.min(PARTS / cut.groups).min(points / CHUNK).max(1);
+        }
+        if parts == 1 {
+            let per_chunk = (CHUNK / (points / cut.groups).max(1)).max(1);
+            let work = |chunk: usize, worker: usize| {
+                // SAFETY: the worker's own scratch memory; groups are disjoint.
+                unsafe {
+                    let mut machine = Machine::new(&bound, reduction.along, self.scratch(launch, worker));
+                    for group in chunk * per_chunk..cut.groups.min((chunk + 1) * per_chunk) {
+                        run.group(&mut machine, group);
+                    }
+                }
+            };
+            launch.team.run(cut.groups.div_ceil(per_chunk), &work);
+            return;
+        }
+        let size = reduction.split_words * WIDE;
+        let partial =
+            |group: usize, part: usize| self.scratch(launch, self.threads).wrapping_add((group * parts + part) * size * 4).cast::<u32>();
+        let fold = |chunk: usize, worker: usize| {
+            let (group, part) = (chunk / parts, chunk % parts);
+            // SAFETY: the worker's own scratch memory; parts are disjoint, and so are their results.
+            unsafe {
+                let mut machine = Machine::new(&bound, reduction.along, self.scratch(launch, worker));
+                let (at, tile) = run.start(&mut machine, group);
+                machine.folded(0, &tile);
+                run.pass(&mut machine, 0, at, &tile, part * cut.tiles / parts..(part + 1) * cut.tiles / parts);
+                machine.exchange(0, &tile, partial(group, part), WIDE, true);
+            }
+        };
+        launch.team.run(cut.groups * parts, &fold);
+        let merge = |group: usize, worker: usize| {
+            // SAFETY: the worker's own scratch memory; groups are disjoint.
+            unsafe {
+                let mut machine = Machine::new(&bound, reduction.along, self.scratch(launch, worker));
+                let (_, tile) = run.start(&mut machine, group);
+                let mut step = 1;
+                while step < parts {
+                    for part in (0..parts - step).step_by(2 * step) {
+                        machine.merge(0, &tile, partial(group, part), partial(group, part + step), WIDE);
+                    }
+                    step *= 2;
+                }
+                machine.folded(0, &tile);
+                machine.exchange(0, &tile, partial(group, 0), WIDE, false);
+                machine.publish(0, &tile);
+                for level in 1..self.code.levels().len() {
+                    machine.folded(level, &tile);
+                }
+                machine.store_folded(&tile);
+            }
+        };
+        launch.team.run(cut.groups, &merge);
+    }
+}
+
+/// One launch, as its threads see it.
+struct Run<'a> {
+    bound: &'a Bound<'a>,
+    cut: &'a Cut,
+    along: Along,
+    code: &'a TileCode,
+}
+
+impl Run<'_> {
+    fn tile(&self, kept: usize, folded: usize) -> Tile {
+        match self.along {
+            Along::Columns => Tile::new(kept, folded),
+            Along::Rows => Tile::new(folded, kept),
+        }
+    }
+
+    /// Puts the machine on a group; returns the group's coordinates and its tile of kept points.
+    fn start(&self, machine: &mut Machine, group: usize) -> ([usize; AXES], Tile) {
+        let (cut, dims) = (self.cut, self.bound.dims());
+        let mut at = [0; AXES];
+        at[cut.kept_axis] = group % cut.groups_across * cut.group_len;
+        let mut rest = group / cut.groups_across;
+        for axis in (0..cut.kept_axis).rev() {
+            at[axis] = rest % dims[axis];
+            rest /= dims[axis];
+        }
+        machine.seek(&at[..dims.len()], Some(cut.row), Some(cut.col));
+        (at, self.tile(cut.group_len.min(dims[cut.kept_axis] - at[cut.kept_axis]), 1))
+    }
+
+    /// # Safety
+    /// No other thread may touch the group, or the machine's scratch memory.
+    unsafe fn group(&self, machine: &mut Machine, group: usize) {
+        let (at, tile) = self.start(machine, group);
+        // SAFETY: the caller's promise.
+        unsafe {
+            for (level, full) in self.code.levels().enumerate() {
+                machine.folded(level, &tile);
+                if full {
+                    self.pass(machine, level, at, &tile, 0..self.cut.tiles);
+                    machine.publish(level, &tile);
+                }
+            }
+            machine.store_folded(&tile);
+        }
+    }
+
+    /// One pass over some tiles of the group at `at`, and the end of its folds. The machine is left on the group.
+    ///
+    /// # Safety
+    /// As [`Run::group`].
+    unsafe fn pass(&self, machine: &mut Machine, level: usize, mut at: [usize; AXES], group: &Tile, tiles: std::ops::Range<usize>) {
+        let (cut, dims) = (self.cut, self.bound.dims());
+        // SAFETY: the caller's promise; tiles lie inside the space.
+        unsafe {
+            machine.clear(level, group);
+            for index in tiles {
+                let first = index % cut.tiles_across * cut.tile_len;
+                let outer = index / cut.tiles_across;
+                at[cut.folded_axis] = first;
+                let mut rest = outer;
+                for axis in (cut.reduced..cut.folded_axis).rev() {
+                    at[axis] = rest % dims[axis];
+                    rest /= dims[axis];
+                }
+                machine.seek(&at[..dims.len()], Some(cut.row), Some(cut.col));
+                let len = dims[cut.folded_axis];
+                let kept_at = match self.along {
+                    Along::Columns => (outer * len.next_multiple_of(VECTOR) + first) * cut.group_len,
+                    Along::Rows => (outer * len + first) * cut.group_len.next_multiple_of(VECTOR),
+                };
+                let kept = cut.group_len.min(dims[cut.kept_axis] - at[cut.kept_axis]);
+                let tile = self.tile(kept, cut.tile_len.min(len - first)).folding(outer * len + first, kept_at);
+                machine.full(level, &tile);
+                machine.store_full(level, &tile);
+            }
+            machine.finish(level, group);
+            at[cut.reduced..dims.len()].fill(0);
+            machine.seek(&at[..dims.len()], Some(cut.row), Some(cut.col));
+        }
+    }
+}

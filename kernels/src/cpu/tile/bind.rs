@@ -1,0 +1,209 @@
+//! Strides and addresses of one launch.
+
+use super::exec::{Along, Machine, Tile};
+use super::{AXES, MAX_WALKS, TILE, TileCode, VECTOR};
+use crate::cpu::Launch;
+use crate::spec::Spec;
+
+/// How one operand or index is walked in one launch.
+#[derive(Clone, Copy)]
+pub(crate) struct Walk {
+    /// The first byte of the argument; null for an index.
+    pub base: *mut u8,
+    /// Elements before the first; for an index, its value at the origin.
+    pub offset: isize,
+    /// Elements between neighbours along each axis.
+    pub strides: [isize; AXES],
+    /// The same along the trailing axes that can be walked as one.
+    pub inner: isize,
+}
+
+/// [`TileCode`] with the sizes and addresses of one launch.
+pub(crate) struct Bound<'a> {
+    pub(super) code: &'a TileCode,
+    pub(super) walks: [Walk; MAX_WALKS],
+    /// Which operands are written in place of one that is read, by bit.
+    pub(super) aliased: u32,
+    axes: usize,
+    dims: [usize; AXES],
+    /// The first of the trailing axes that every walk can take as one.
+    inner_axis: usize,
+}
+
+// SAFETY: the addresses belong to the launch, which hands disjoint blocks to its threads.
+unsafe impl Sync for Bound<'_> {}
+
+impl<'a> Bound<'a> {
+    /// Resolves a launch over the axes of the spec in the given order.
+    pub fn new(code: &'a TileCode, spec: &Spec, launch: &Launch, order: &[usize]) -> Bound<'a> {
+        let nowhere = Walk { base: std::ptr::null_mut(), offset: 0, strides: [0; AXES], inner: 0 };
+        let mut bound = Bound { code, walks: [nowhere; MAX_WALKS], aliased: 0, axes: order.len(), dims: [1; AXES], inner_axis: 0 };
+        for (dim, &axis) in bound.dims.iter_mut().zip(order) {
+            *dim = spec.dims[axis].usize_at(launch.env);
+        }
+        let args = &launch.args[launch.args.len() - spec.operands.len()..];
+        let operands = spec.operands.iter().zip(args).map(|(o, &base)| (base, o.offset.at(launch.env), &o.strides));
+        let indices = spec.indices.iter().map(|strides| (std::ptr::null_mut(), 0, strides));
+        for (walk, (base, offset, strides)) in bound.walks.iter_mut().zip(operands.chain(indices)) {
+            (walk.base, walk.offset) = (base, offset as isize);
+            for (stride, &axis) in walk.strides.iter_mut().zip(order) {
+                *stride = strides[axis].at(launch.env) as isize;
+            }
+        }
+        // A folded value is stored once per point of the kept axes, whatever its operand says of the others.
+        let kept = spec.dims.len() - spec.reduced;
+        for store in &code.program.folded_stores {
+            for (stride, _) in bound.walks[usize::from(store.walk)].strides.iter_mut().zip(order).filter(|(_, axis)| **axis >= kept) {
+                *stride = 0;
+            }
+        }
+        for store in spec.stores.iter().map(|s| usize::from(s.operand)) {
+            if (0..args.len()).any(|k| code.read >> k & 1 == 1 && args[k] == args[store]) {
+                bound.aliased |= 1 << store;
+            }
+        }
+        bound.find_inner();
+        bound
+    }
+
+    /// Sizes of the axes.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims[..self.axes]
+    }
+
+    /// The walks in use.
+    pub fn walks(&self) -> &[Walk] {
+        &self.walks[..self.code.walks]
+    }
+
+    /// Joins neighbouring axes of `self.dims()[from..to]` that every walk can take as one, and drops those of one point;
+    /// returns how many axes remain of them, at least one.
+    pub fn collapse(&mut self, from: usize, to: usize) -> usize {
+        let n = self.code.walks;
+        let mut write = from;
+        for read in from..to {
+            if self.dims[read] == 1 {
+                continue;
+            }
+            let dim = self.dims[read] as isize;
+            let joins = write > from && self.walks[..n].iter().all(|w| w.strides[write - 1] == w.strides[read] * dim);
+            let into = if joins { write - 1 } else { write };
+            for walk in &mut self.walks[..n] {
+                walk.strides[into] = walk.strides[read];
+            }
+            self.dims[into] = if joins { self.dims[into] * self.dims[read] } else { self.dims[read] };
+            write = into + 1;
+        }
+        let removed = to - write;
+        if removed > 0 {
+            self.dims.copy_within(to..self.axes, write);
+            for walk in &mut self.walks[..n] {
+                walk.strides.copy_within(to..self.axes, write);
+            }
+            self.axes -= removed;
+        }
+        if write == from {
+            self.insert_axis(from);
+        }
+        (write - from).max(1)
+    }
+
+    /// Inserts an axis of one point. There must be room for it.
+    pub fn insert_axis(&mut self, at: usize) {
+        debug_assert!(self.axes < AXES);
+        self.dims.copy_within(at..self.axes, at + 1);
+        self.dims[at] = 1;
+        for walk in &mut self.walks[..self.code.walks] {
+            walk.strides.copy_within(at..self.axes, at + 1);
+            walk.strides[at] = 0;
+        }
+        self.axes += 1;
+    }
+
+    /// Exchanges two axes.
+    pub fn swap_axes(&mut self, a: usize, b: usize) {
+        self.dims.swap(a, b);
+        for walk in &mut self.walks[..self.code.walks] {
+            walk.strides.swap(a, b);
+        }
+    }
+
+    fn find_inner(&mut self) {
+        let n = self.code.walks;
+        let mut len = 1;
+        self.inner_axis = self.axes;
+        for axis in (0..self.axes).rev() {
+            if self.dims[axis] != 1 {
+                let joins = len == 1 || self.walks[..n].iter().all(|w| w.strides[axis] == w.inner * len);
+                if !joins {
+                    return;
+                }
+                if len == 1 {
+                    self.walks[..n].iter_mut().for_each(|w| w.inner = w.strides[axis]);
+                }
+                len *= self.dims[axis] as isize;
+            }
+            self.inner_axis = axis;
+        }
+    }
+
+    /// Runs the code on a block of `rows × cols` points. Point (r, c) has the coordinates of `origin` (one per axis of
+    /// `spec.dims`), with `origin[row_axis] + r`, and c steps in row-major order through the axes after `row_axis`, starting
+    /// at their coordinates in `origin` and never past their end.
+    ///
+    /// `acc` holds the anchor's values as lane bits, row r from `acc + r · acc_stride` elements. It is the memory of a stored
+    /// operand at the same points, or overlaps none. Stores happen after all loads of the same points.
+    ///
+    /// # Safety
+    /// The block must lie inside the space, and no other thread may touch the same points. `acc` must be readable for the
+    /// block, if the code has [`crate::spec::Inst::Acc`]. `scratch` must point to [`TileCode::scratch_bytes`] bytes, 64-byte
+    /// aligned, that nobody else uses during the call.
+    #[allow(clippy::too_many_arguments)] // the shape of a block and where its values are: none of it is shared by calls
+    pub unsafe fn block(
+        &self,
+        origin: &[usize],
+        row_axis: usize,
+        rows: usize,
+        cols: usize,
+        acc: *const u32,
+        acc_stride: usize,
+        scratch: *mut u8,
+    ) {
+        // SAFETY: the caller's promise.
+        let mut machine = unsafe { Machine::new(self, Along::Columns, scratch) };
+        let mut at = [0; AXES];
+        at[..origin.len()].copy_from_slice(origin);
+        // Columns go in runs along axes that every walk takes as one.
+        let first = self.inner_axis.max(row_axis + 1);
+        let run_len: usize = self.dims[first..self.axes].iter().product();
+        let start = (first..self.axes).fold(0, |p, axis| p * self.dims[axis] + at[axis]);
+        let mut done = 0;
+        let mut run = (run_len - start).min(cols);
+        while done < cols {
+            machine.seek(&at[..self.axes], Some(row_axis), None);
+            machine.set_acc(acc.wrapping_add(done), acc_stride, rows, run);
+            let wide = run.min(TILE);
+            let high = (TILE / wide.next_multiple_of(VECTOR)).min(rows);
+            for row in (0..rows).step_by(high) {
+                for col in (0..run).step_by(wide) {
+                    let tile = Tile::new(high.min(rows - row), wide.min(run - col)).at(row, col);
+                    // SAFETY: the tile is part of the block.
+                    unsafe {
+                        machine.full(0, &tile);
+                        machine.store_full(0, &tile);
+                    }
+                }
+            }
+            done += run;
+            run = run_len.min(cols - done);
+            at[first..self.axes].fill(0);
+            for axis in (row_axis + 1..first).rev() {
+                at[axis] += 1;
+                if at[axis] < self.dims[axis] {
+                    break;
+                }
+                at[axis] = 0;
+            }
+        }
+    }
+}

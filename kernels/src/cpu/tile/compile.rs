@@ -1,0 +1,380 @@
+//! From `code` to steps: levels, liveness, registers.
+//!
+//! A value is *folded* if it exists once per point of the kept axes, else *full*. A full value that needs no reduction has
+//! level 0, the result of a reduction over values of level n has level n + 1, and everything else has the highest level of
+//! its arguments: level n is computed in the n-th pass over the reduced axes, its folded values just before that pass.
+//! A full value used at a later level than its own *crosses*: it is kept for the whole row.
+
+use smallvec::SmallVec;
+
+use super::fold::FoldCode;
+use super::ops::OpCode;
+use super::{MAX_AXES, MAX_WALKS, TILE};
+use crate::cpu::{Config, SpecError};
+use crate::dtype::{DType, Lane};
+use crate::spec::{Body, Inst, ReduceOp, Spec, ValueId};
+
+/// Where a step leaves its value.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// Lanes from the start of the register file.
+    pub at: usize,
+    /// The value is kept for all tiles of the row: this tile's part lies further on.
+    pub crossing: bool,
+}
+
+/// One step of the program, run on one tile.
+pub(super) enum Step {
+    /// Makes an operand's values visible, in place if they lie there as lanes do, else copied; `stored` if they are also
+    /// stored as they are.
+    Load { value: ValueId, walk: u16, place: Place, stored: bool },
+    /// The same for the anchor's values.
+    Acc { value: ValueId, place: Place, stored: bool },
+    /// A linear function of the coordinates.
+    Index { value: ValueId, walk: u16, place: Place },
+    /// An operation. `direct` names a walk that the result is to be stored to.
+    Apply { value: ValueId, args: [ValueId; 3], arity: usize, code: OpCode, context: Option<(u16, u32)>, place: Place, direct: Option<u16> },
+    /// Makes a crossing value of an earlier pass visible again.
+    Restore { value: ValueId, place: Place },
+    /// Adds a tile to an accumulator.
+    Fold(u16),
+}
+
+/// A reduction.
+pub(super) struct Fold {
+    pub code: FoldCode,
+    pub arg: ValueId,
+    pub value: ValueId,
+    /// Lanes from the start of the register file to the accumulators, a tile for each word.
+    pub accumulator: usize,
+}
+
+/// A value to be stored.
+#[derive(Clone, Copy)]
+pub(super) struct StoreStep {
+    pub value: ValueId,
+    pub walk: u16,
+    pub lane: Lane,
+    /// The lane's bits are what is stored.
+    pub same_bits: bool,
+}
+
+/// What happens in one pass.
+#[derive(Default)]
+pub(super) struct Level {
+    /// Computed once per group of kept points, before the pass.
+    pub folded: Vec<Step>,
+    /// Computed for each tile of the pass.
+    pub full: Vec<Step>,
+    /// The folds whose accumulators this pass fills.
+    pub folds: Vec<u16>,
+}
+
+/// A compiled program.
+pub(super) struct Program {
+    pub levels: Vec<Level>,
+    pub folds: Vec<Fold>,
+    /// Values that never change, and their bits.
+    pub constants: Vec<(ValueId, u32)>,
+    /// The level in whose pass full values are stored.
+    pub top: usize,
+    pub full_stores: Vec<StoreStep>,
+    pub folded_stores: Vec<StoreStep>,
+    /// Values kept for a whole row; their buffers, of the caller's choice of length, follow the registers.
+    pub crossing: usize,
+    /// Lanes of the register file before those buffers.
+    pub lanes: usize,
+    /// A tile of lanes where a value that repeats can be written out, if there are folds.
+    pub spare: usize,
+}
+
+/// What an instruction computes from.
+pub(super) fn arguments(inst: &Inst) -> SmallVec<[ValueId; 3]> {
+    match inst {
+        Inst::Load(_) | Inst::Acc | Inst::Const(_) | Inst::Index(_) => SmallVec::new(),
+        Inst::Uniform { index, .. } => SmallVec::from_slice(&[*index]),
+        Inst::Op(op, args) => SmallVec::from_slice(&args[..op.arity()]),
+        Inst::Cast(a, _) | Inst::Reduce(_, a) => SmallVec::from_slice(&[*a]),
+    }
+}
+
+/// Checks everything about `code` that does not depend on sizes.
+pub(super) fn validate(spec: &Spec) -> Result<Vec<Lane>, SpecError> {
+    let fail = |what: String| Err(SpecError(what));
+    let axes = spec.dims.len();
+    if axes > MAX_AXES || spec.operands.len() + spec.indices.len() > MAX_WALKS {
+        return fail(format!("at most {MAX_AXES} axes and {MAX_WALKS} operands and indices"));
+    }
+    if spec.reduced > axes || (spec.reduced > 0 && spec.body != Body::Loop) {
+        return fail(format!("{} reduced of {axes} axes", spec.reduced));
+    }
+    if spec.operands.iter().any(|o| o.strides.len() != axes) || spec.indices.iter().any(|i| i.len() != axes) {
+        return fail("an operand or index has not one stride per axis".into());
+    }
+    let operand = |k: u16| usize::from(k) < spec.operands.len();
+    for (i, inst) in spec.code.iter().enumerate() {
+        if arguments(inst).iter().any(|&a| usize::from(a) >= i) {
+            return fail(format!("value {i} uses a later value"));
+        }
+        let known = match inst {
+            Inst::Load(k) => operand(*k),
+            Inst::Uniform { state, .. } => operand(*state) && spec.operands[usize::from(*state)].dtype == DType::I32,
+            Inst::Index(k) => usize::from(*k) < spec.indices.len(),
+            Inst::Acc => spec.body != Body::Loop,
+            Inst::Reduce(..) => spec.reduced > 0,
+            Inst::Const(_) | Inst::Op(..) | Inst::Cast(..) => true,
+        };
+        if !known {
+            return fail(format!("value {i}, {inst:?}, has nothing to work on"));
+        }
+    }
+    let Some(lanes) = spec.lanes() else { return fail("an operation does not take its arguments' lanes".into()) };
+    for (i, inst) in spec.code.iter().enumerate() {
+        let right = match inst {
+            Inst::Uniform { index, .. } => lanes[usize::from(*index)] == Lane::I32,
+            Inst::Reduce(op, a) => matches!(op, ReduceOp::Any | ReduceOp::All) == (lanes[usize::from(*a)] == Lane::Bool),
+            _ => true,
+        };
+        if !right {
+            return fail(format!("value {i}, {inst:?}, does not take its argument's lane"));
+        }
+    }
+    for (i, store) in spec.stores.iter().enumerate() {
+        if usize::from(store.value) >= lanes.len() || !operand(store.operand) {
+            return fail(format!("store {i} names no value or no operand"));
+        }
+        if spec.stores[..i].iter().any(|s| s.operand == store.operand) {
+            return fail(format!("operand {} is stored to twice", store.operand));
+        }
+    }
+    Ok(lanes)
+}
+
+/// What is known of each value before registers are assigned.
+struct Analysis {
+    lanes: Vec<Lane>,
+    folded: Vec<bool>,
+    level: Vec<usize>,
+    needed: Vec<bool>,
+    /// The last level at which a value is used.
+    last_level: Vec<usize>,
+    top: usize,
+}
+
+impl Analysis {
+    fn new(spec: &Spec, lanes: Vec<Lane>) -> Analysis {
+        let n = spec.code.len();
+        let mut level = vec![0; n];
+        for (i, inst) in spec.code.iter().enumerate() {
+            let deepest = arguments(inst).iter().map(|&a| level[usize::from(a)]).max().unwrap_or(0);
+            level[i] = deepest + usize::from(matches!(inst, Inst::Reduce(..)));
+        }
+        let mut needed = vec![false; n];
+        for store in &spec.stores {
+            needed[usize::from(store.value)] = true;
+        }
+        for i in (0..n).rev() {
+            if needed[i] {
+                arguments(&spec.code[i]).iter().for_each(|&a| needed[usize::from(a)] = true);
+            }
+        }
+        let folded = spec.folded();
+        let top = (0..n).filter(|&i| needed[i] && !folded[i]).map(|i| level[i]).max().unwrap_or(0);
+        let mut last_level = level.clone();
+        for (i, inst) in spec.code.iter().enumerate().filter(|&(i, _)| needed[i]) {
+            let used_at = level[i] - usize::from(matches!(inst, Inst::Reduce(..)));
+            for a in arguments(inst) {
+                let last = &mut last_level[usize::from(a)];
+                *last = (*last).max(used_at);
+            }
+        }
+        for store in spec.stores.iter().filter(|s| !folded[usize::from(s.value)]) {
+            last_level[usize::from(store.value)] = top;
+        }
+        Analysis { lanes, folded, level, needed, last_level, top }
+    }
+
+    /// Whether full value `i` is used after the pass that computes it.
+    fn crosses(&self, i: usize) -> bool {
+        self.needed[i] && !self.folded[i] && self.last_level[i] > self.level[i]
+    }
+}
+
+/// The values of a program as they are given places.
+struct Compiler<'a> {
+    spec: &'a Spec,
+    config: &'a Config,
+    a: Analysis,
+    places: Vec<Option<Place>>,
+    /// Which fold a `Reduce` is.
+    fold_of: Vec<u16>,
+    /// Lanes of the register file handed out.
+    used: usize,
+    /// Registers that values share, by their first lane.
+    registers: Vec<usize>,
+}
+
+/// Compiles the code of a spec.
+pub(super) fn compile(spec: &Spec, config: &Config) -> Result<Program, SpecError> {
+    let a = Analysis::new(spec, validate(spec)?);
+    let n = spec.code.len();
+    let mut compiler = Compiler { spec, config, a, places: vec![None; n], fold_of: vec![0; n], used: 0, registers: Vec::new() };
+    let crossing = compiler.place_kept();
+    let (folds, spare) = compiler.folds();
+    let depth = compiler.needed().map(|i| compiler.a.level[i]).max().unwrap_or(0) + 1;
+    let levels = (0..depth).map(|l| compiler.level(l)).collect();
+    let constants = compiler.needed().filter_map(|i| if let Inst::Const(v) = spec.code[i] { Some((i as ValueId, v.bits())) } else { None });
+    Ok(Program {
+        levels,
+        folds,
+        constants: constants.collect(),
+        top: compiler.a.top,
+        full_stores: compiler.stores(false).collect(),
+        folded_stores: compiler.stores(true).collect(),
+        crossing,
+        lanes: compiler.used,
+        spare,
+    })
+}
+
+impl Compiler<'_> {
+    fn needed(&self) -> impl Iterator<Item = usize> {
+        (0..self.spec.code.len()).filter(|&i| self.a.needed[i])
+    }
+
+    fn is_constant(&self, i: usize) -> bool {
+        matches!(self.spec.code[i], Inst::Const(_))
+    }
+
+    fn is_reduce(&self, i: usize) -> bool {
+        matches!(self.spec.code[i], Inst::Reduce(..))
+    }
+
+    fn take(&mut self, tiles: usize) -> usize {
+        let at = self.used;
+        self.used += tiles * TILE;
+        at
+    }
+
+    /// Gives folded and crossing values lanes of their own. What comes straight from memory or coordinates is not kept for
+    /// a whole row but made again in each pass. Returns how many values are kept; their buffers follow the registers.
+    fn place_kept(&mut self) -> usize {
+        let mut crossing = 0;
+        for i in 0..self.spec.code.len() {
+            if !self.a.needed[i] || self.is_constant(i) || self.is_reduce(i) {
+                continue;
+            }
+            if self.a.folded[i] || (self.a.crosses(i) && matches!(self.spec.code[i], Inst::Load(_) | Inst::Index(_))) {
+                self.places[i] = Some(Place { at: self.take(1), crossing: false });
+            } else if self.a.crosses(i) {
+                self.places[i] = Some(Place { at: crossing, crossing: true });
+                crossing += 1;
+            }
+        }
+        crossing
+    }
+
+    /// Every reduction with its accumulators, and the spare tile.
+    fn folds(&mut self) -> (Vec<Fold>, usize) {
+        let mut folds = Vec::new();
+        for i in 0..self.spec.code.len() {
+            let (Inst::Reduce(op, arg), true) = (&self.spec.code[i], self.a.needed[i]) else { continue };
+            self.fold_of[i] = folds.len() as u16;
+            let code = FoldCode::new(*op, self.a.lanes[usize::from(*arg)], self.config.isa);
+            folds.push(Fold { code, arg: *arg, value: i as ValueId, accumulator: self.take(code.words) });
+        }
+        let spare = if folds.is_empty() { 0 } else { self.take(1) };
+        (folds, spare)
+    }
+
+    /// The steps of one pass.
+    fn level(&mut self, l: usize) -> Level {
+        let in_pass = |i: &usize| match &self.spec.code[*i] {
+            Inst::Const(_) => false,
+            Inst::Reduce(_, arg) => self.a.level[usize::from(*arg)] == l,
+            _ => !self.a.folded[*i] && self.a.level[*i] <= l && l <= self.a.last_level[*i],
+        };
+        let pass: Vec<usize> = self.needed().filter(in_pass).collect();
+        let mut level = Level::default();
+        // Values of earlier passes hold no registers: all are free.
+        let mut free = self.registers.clone();
+        let mut live: Vec<(usize, usize)> = Vec::new();
+        for (position, &i) in pass.iter().enumerate() {
+            if self.is_reduce(i) {
+                level.full.push(Step::Fold(self.fold_of[i]));
+                level.folds.push(self.fold_of[i]);
+            } else if let Some(place) = self.places[i] {
+                let restored = place.crossing && self.a.level[i] < l;
+                level.full.push(if restored { Step::Restore { value: i as ValueId, place } } else { self.step(i, place) });
+            } else {
+                let at = free.pop().unwrap_or_else(|| {
+                    let at = self.take(1);
+                    self.registers.push(at);
+                    at
+                });
+                live.push((at, self.last_use(i, l, &pass)));
+                level.full.push(self.step(i, Place { at, crossing: false }));
+            }
+            // A result never shares a register with an argument: registers fall free after the step.
+            live.retain(|&(at, last)| {
+                if last <= position {
+                    free.push(at);
+                }
+                last > position
+            });
+        }
+        let folded = |i: &usize| self.a.folded[*i] && self.a.level[*i] == l && !self.is_constant(*i) && !self.is_reduce(*i);
+        level.folded = self.needed().filter(folded).filter_map(|i| Some(self.step(i, self.places[i]?))).collect();
+        level
+    }
+
+    /// The position in `pass` of the last step that uses a value computed in it.
+    fn last_use(&self, value: usize, l: usize, pass: &[usize]) -> usize {
+        if l == self.a.top && self.spec.stores.iter().any(|s| usize::from(s.value) == value) {
+            return usize::MAX;
+        }
+        let uses = |&i: &usize| {
+            (self.is_reduce(i) || self.a.level[i] == l) && arguments(&self.spec.code[i]).iter().any(|&x| usize::from(x) == value)
+        };
+        pass.iter().rposition(uses).unwrap_or(0)
+    }
+
+    /// The step that computes a value.
+    fn step(&self, i: usize, place: Place) -> Step {
+        let value = i as ValueId;
+        let isa = self.config.isa;
+        let lane = |v: ValueId| self.a.lanes[usize::from(v)];
+        let stored = self.spec.stores.iter().any(|s| s.value == value);
+        let apply = |args: [ValueId; 3], arity, code, context| {
+            let direct =
+                if self.a.folded[i] || place.crossing { None } else { self.stores(false).find(|s| s.value == value && s.same_bits) };
+            Step::Apply { value, args, arity, code, context, place, direct: direct.map(|s| s.walk) }
+        };
+        match &self.spec.code[i] {
+            Inst::Load(k) => Step::Load { value, walk: *k, place, stored },
+            Inst::Acc => Step::Acc { value, place, stored },
+            Inst::Index(k) => Step::Index { value, walk: self.spec.operands.len() as u16 + k, place },
+            Inst::Uniform { state, stream, index } => apply([*index, 0, 0], 1, OpCode::uniform(isa), Some((*state, *stream))),
+            Inst::Op(op, args) => {
+                let last = args[op.arity() - 1];
+                apply(*args, op.arity(), OpCode::op(*op, lane(last), isa), None)
+            }
+            Inst::Cast(a, to) => apply([*a, 0, 0], 1, OpCode::cast(lane(*a), *to, isa), None),
+            Inst::Const(_) | Inst::Reduce(..) => unreachable!("constants and reductions are not computed by steps"),
+        }
+    }
+
+    /// The stores of folded values, or of full ones.
+    fn stores(&self, folded: bool) -> impl Iterator<Item = StoreStep> {
+        self.spec.stores.iter().filter(move |s| self.a.folded[usize::from(s.value)] == folded).map(|s| {
+            let lane = self.a.lanes[usize::from(s.value)];
+            let dtype = self.spec.operands[usize::from(s.operand)].dtype;
+            StoreStep { value: s.value, walk: s.operand, lane, same_bits: holds_lanes(lane, dtype) }
+        })
+    }
+}
+
+/// Whether a lane's bits are what is stored.
+fn holds_lanes(lane: Lane, dtype: DType) -> bool {
+    matches!((lane, dtype), (Lane::F32, DType::F32) | (Lane::I32 | Lane::Bool, DType::I32))
+}

@@ -1,0 +1,143 @@
+//! Between memory and registers: widening, narrowing, gathering strided elements.
+
+use super::ops::View;
+use crate::dtype::{DType, Lane};
+use crate::scalar::{CastTo, Word};
+
+/// A strided block of elements in an operand's memory.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    pub ptr: *mut u8,
+    pub dtype: DType,
+    pub rows: usize,
+    pub cols: usize,
+    /// Elements from one row, and one column, to the next.
+    pub rs: isize,
+    pub cs: isize,
+}
+
+/// An element as it lies in memory, and the lane it becomes.
+trait Stored: Copy {
+    fn widen(self) -> u32;
+}
+impl Stored for u32 {
+    fn widen(self) -> u32 {
+        self
+    }
+}
+impl Stored for u8 {
+    fn widen(self) -> u32 {
+        u32::from(self)
+    }
+}
+/// A stored truth value: whatever the byte, the lane is 0 or 1.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Truth(u8);
+impl Stored for Truth {
+    fn widen(self) -> u32 {
+        u32::from(self.0 != 0)
+    }
+}
+
+/// Reads a block into a register whose rows are `dst_rs` lanes apart.
+///
+/// # Safety
+/// The block must be readable and `dst` writable for its rows and columns; they do not overlap.
+pub(super) unsafe fn load(block: &Block, dst: *mut u32, dst_rs: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match block.dtype {
+            DType::F32 | DType::I32 if block.cs == 1 => {
+                let src = block.ptr.cast::<u32>();
+                for r in 0..block.rows {
+                    std::ptr::copy_nonoverlapping(src.offset(r as isize * block.rs), dst.add(r * dst_rs), block.cols);
+                }
+            }
+            DType::F32 | DType::I32 => gather::<u32>(block, dst, dst_rs),
+            DType::U8 => gather::<u8>(block, dst, dst_rs),
+            DType::Bool => gather::<Truth>(block, dst, dst_rs),
+        }
+    }
+}
+
+/// # Safety
+/// As [`load`].
+unsafe fn gather<T: Stored>(block: &Block, dst: *mut u32, dst_rs: usize) {
+    let src = block.ptr.cast::<T>();
+    // SAFETY: the caller's promise; every element lies at a coordinate inside the block.
+    unsafe {
+        if block.cs == 1 {
+            for r in 0..block.rows {
+                let line = std::slice::from_raw_parts(src.offset(r as isize * block.rs), block.cols);
+                let out = std::slice::from_raw_parts_mut(dst.add(r * dst_rs), block.cols);
+                for (out, &x) in out.iter_mut().zip(line) {
+                    *out = x.widen();
+                }
+            }
+        } else if block.rs.unsigned_abs() < block.cs.unsigned_abs() {
+            // The memory runs down the columns: so does the inner loop.
+            for c in 0..block.cols {
+                let line = src.offset(c as isize * block.cs);
+                for r in 0..block.rows {
+                    *dst.add(r * dst_rs + c) = (*line.offset(r as isize * block.rs)).widen();
+                }
+            }
+        } else {
+            for r in 0..block.rows {
+                let line = src.offset(r as isize * block.rs);
+                for c in 0..block.cols {
+                    *dst.add(r * dst_rs + c) = (*line.offset(c as isize * block.cs)).widen();
+                }
+            }
+        }
+    }
+}
+
+/// Writes a value of the given lane to a block.
+///
+/// # Safety
+/// The view must be readable and the block writable for its rows and columns; they do not overlap.
+pub(super) unsafe fn store(view: View, lane: Lane, block: &Block) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (lane, block.dtype) {
+            (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32) => scatter(view, block, |x: u32| x),
+            (Lane::F32, DType::I32) => scatter(view, block, |x| CastTo::<i32>::cast_to(f32::of(x))),
+            // Saturating, as `as` is; NaN gives 0.
+            (Lane::F32, DType::U8) => scatter(view, block, |x| f32::of(x) as u8),
+            (Lane::I32 | Lane::Bool, DType::F32) => scatter(view, block, |x| CastTo::<f32>::cast_to(i32::of(x))),
+            (Lane::I32 | Lane::Bool, DType::U8) => scatter(view, block, |x| x as u8),
+            (Lane::F32, DType::Bool) => scatter(view, block, |x| u8::from(CastTo::<bool>::cast_to(f32::of(x)))),
+            (Lane::I32 | Lane::Bool, DType::Bool) => scatter(view, block, |x| u8::from(x != 0)),
+        }
+    }
+}
+
+/// # Safety
+/// As [`store`].
+unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T + Copy) {
+    let dst = block.ptr.cast::<T>();
+    // SAFETY: the caller's promise; every element lies at a coordinate inside the block.
+    unsafe {
+        for r in 0..block.rows {
+            let line = dst.offset(r as isize * block.rs);
+            let src = view.ptr.offset(r as isize * view.rs);
+            if view.flat {
+                let x = narrow(*src);
+                for c in 0..block.cols {
+                    *line.offset(c as isize * block.cs) = x;
+                }
+            } else if block.cs == 1 {
+                let (src, line) = (std::slice::from_raw_parts(src, block.cols), std::slice::from_raw_parts_mut(line, block.cols));
+                for (to, &x) in line.iter_mut().zip(src) {
+                    *to = narrow(x);
+                }
+            } else {
+                for c in 0..block.cols {
+                    *line.offset(c as isize * block.cs) = narrow(*src.add(c));
+                }
+            }
+        }
+    }
+}

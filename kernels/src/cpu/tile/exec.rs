@@ -1,0 +1,506 @@
+//! Running steps on tiles.
+
+use super::bind::Bound;
+use super::compile::{Place, Step, StoreStep};
+use super::copy::{self, Block};
+use super::fold::{FoldCall, FoldCode, NOWHERE};
+use super::ops::{Call, OpCode, View};
+use super::{MAX_ROWS, TILE, VECTOR};
+use crate::dtype::DType;
+use crate::spec::ValueId;
+
+/// Where a walk stands.
+#[derive(Clone, Copy)]
+pub(super) struct Cursor {
+    /// Elements from the walk's base to the first point.
+    at: isize,
+    /// Elements from row to row and from column to column.
+    rs: isize,
+    cs: isize,
+}
+
+/// Part of the block that the cursors stand at.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    rows: usize,
+    cols: usize,
+    /// Columns of a row in a register: `cols` rounded up to whole vectors.
+    pad: usize,
+    /// The first row and column, counted from the cursors.
+    row: usize,
+    col: usize,
+    /// Lanes from the start of the buffers of kept values to this tile's part.
+    kept_at: usize,
+    /// Position of the first point among all that fold into the same value.
+    position: usize,
+}
+
+impl Tile {
+    /// `rows × cols` points where the cursors stand; at most [`TILE`] with columns rounded up to whole vectors.
+    pub fn new(rows: usize, cols: usize) -> Tile {
+        Tile { rows, cols, pad: cols.next_multiple_of(VECTOR), row: 0, col: 0, kept_at: 0, position: 0 }
+    }
+
+    /// The tile that begins at another row and column.
+    pub fn at(self, row: usize, col: usize) -> Tile {
+        Tile { row, col, ..self }
+    }
+
+    /// The tile at a position of its reduction, with its part of kept values.
+    pub fn folding(self, position: usize, kept_at: usize) -> Tile {
+        Tile { position, kept_at, ..self }
+    }
+}
+
+/// Which way a tile is folded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Along {
+    /// Each row gives a value: columns are the reduced axis.
+    Columns,
+    /// Each column gives a value: rows are the reduced axis.
+    Rows,
+}
+
+/// The interpreter of one caller: the program, and the memory it works in.
+pub(crate) struct Machine<'a> {
+    bound: &'a Bound<'a>,
+    cursors: *mut Cursor,
+    views: *mut View,
+    lanes: *mut u32,
+    along: Along,
+    acc: View,
+    /// The anchor's values lie in memory that is also stored to.
+    acc_aliased: bool,
+}
+
+impl<'a> Machine<'a> {
+    /// # Safety
+    /// `scratch` must point to `scratch_bytes()` bytes, 64-byte aligned, that nobody else uses while the machine lives.
+    pub unsafe fn new(bound: &'a Bound<'a>, along: Along, scratch: *mut u8) -> Machine<'a> {
+        let code = bound.code;
+        // SAFETY: the offsets lie inside the scratch memory.
+        let (views, lanes) = unsafe { (scratch.add(code.views_at).cast::<View>(), scratch.add(code.lanes_at).cast()) };
+        for (value, bits) in &code.program.constants {
+            // SAFETY: there is a view for each value.
+            unsafe { views.add(usize::from(*value)).write(View { ptr: bits, rs: 0, flat: true }) };
+        }
+        let acc = View { ptr: std::ptr::null(), rs: 0, flat: false };
+        Machine { bound, cursors: scratch.cast(), views, lanes, along, acc, acc_aliased: false }
+    }
+
+    /// Puts the cursors on the point `at`, with rows and columns along the given axes; without a column axis, columns go
+    /// along the trailing axes that every walk takes as one.
+    pub fn seek(&mut self, at: &[usize], row_axis: Option<usize>, col_axis: Option<usize>) {
+        for (k, walk) in self.bound.walks().iter().enumerate() {
+            let offset = at.iter().zip(&walk.strides).fold(walk.offset, |sum, (&i, &stride)| sum + i as isize * stride);
+            let rs = row_axis.map_or(0, |axis| walk.strides[axis]);
+            let cs = col_axis.map_or(walk.inner, |axis| walk.strides[axis]);
+            // SAFETY: there is a cursor for each walk.
+            unsafe { self.cursors.add(k).write(Cursor { at: offset, rs, cs }) };
+        }
+    }
+
+    /// Says where the anchor's values of the block at the cursors are.
+    pub fn set_acc(&mut self, acc: *const u32, stride: usize, rows: usize, cols: usize) {
+        self.acc = View { ptr: acc, rs: stride as isize, flat: false };
+        let span = |ptr: *const u8, rs: isize, cs: isize, bytes: usize| {
+            let last = (rows as isize - 1) * rs + (cols as isize - 1) * cs;
+            let start = ptr.addr();
+            start..start.wrapping_add_signed((last + 1) * bytes as isize)
+        };
+        let held = span(acc.cast(), self.acc.rs, 1, 4);
+        self.acc_aliased = self.bound.code.program.full_stores.iter().any(|s| {
+            let block = self.block(s.walk, &Tile::new(rows, cols));
+            let written = span(block.ptr, block.rs, block.cs, block.dtype.bytes());
+            written.start < held.end && held.start < written.end
+        });
+    }
+
+    fn view(&self, value: ValueId) -> View {
+        // SAFETY: there is a view for each value, written by the step that made the value.
+        unsafe { *self.views.add(usize::from(value)) }
+    }
+
+    fn set_view(&self, value: ValueId, view: View) {
+        // SAFETY: there is a view for each value.
+        unsafe { self.views.add(usize::from(value)).write(view) };
+    }
+
+    fn cursor(&self, walk: u16) -> Cursor {
+        // SAFETY: there is a cursor for each walk, written by `seek`.
+        unsafe { *self.cursors.add(usize::from(walk)) }
+    }
+
+    /// A tile of an operand.
+    fn block(&self, walk: u16, tile: &Tile) -> Block {
+        let Cursor { at, rs, cs } = self.cursor(walk);
+        let at = at + tile.row as isize * rs + tile.col as isize * cs;
+        let dtype = self.bound.code.dtypes[usize::from(walk)];
+        let ptr = self.bound.walks[usize::from(walk)].base.wrapping_offset(at * dtype.bytes() as isize);
+        Block { ptr, dtype, rows: tile.rows, cols: tile.cols, rs, cs }
+    }
+
+    fn place(&self, place: Place, tile: &Tile) -> *mut u32 {
+        let program = &self.bound.code.program;
+        let at = if place.crossing { program.lanes + place.at * self.bound.code.kept_lanes + tile.kept_at } else { place.at };
+        // SAFETY: the register file and the buffers lie inside the scratch memory.
+        unsafe { self.lanes.add(at) }
+    }
+
+    /// Computes the folded values of a level. In `tile`, only the axis that is kept counts.
+    ///
+    /// # Safety
+    /// The tile must be part of the space at the cursors, and everything of lower levels computed.
+    pub unsafe fn folded(&self, level: usize, tile: &Tile) {
+        // SAFETY: the caller's promise.
+        unsafe { self.steps(&self.bound.code.program.levels[level].folded, tile) }
+    }
+
+    /// Computes the full values of a level and adds them to its accumulators.
+    ///
+    /// # Safety
+    /// As [`Machine::folded`].
+    pub unsafe fn full(&self, level: usize, tile: &Tile) {
+        // SAFETY: the caller's promise.
+        unsafe { self.steps(&self.bound.code.program.levels[level].full, tile) }
+    }
+
+    /// # Safety
+    /// As [`Machine::folded`].
+    unsafe fn steps(&self, steps: &[Step], tile: &Tile) {
+        for step in steps {
+            // SAFETY: the caller's promise; steps come after those that make their arguments.
+            unsafe {
+                match step {
+                    Step::Load { value, walk, place, stored } => {
+                        let keep = *stored && self.bound.aliased != 0;
+                        self.set_view(*value, self.load(*walk, *place, keep, tile));
+                    }
+                    Step::Acc { value, place, stored } => self.set_view(*value, self.load_acc(*place, *stored && self.acc_aliased, tile)),
+                    Step::Index { value, walk, place } => self.set_view(*value, self.index(*walk, *place, tile)),
+                    Step::Apply { value, args, arity, code, context, place, direct } => {
+                        let context = context.map_or([0; 4], |(state, stream)| self.random_state(state, stream));
+                        self.set_view(*value, self.apply(&args[..*arity], code, context, *place, *direct, tile));
+                    }
+                    Step::Restore { value, place } => {
+                        self.set_view(*value, View { ptr: self.place(*place, tile), rs: tile.pad as isize, flat: false });
+                    }
+                    Step::Fold(k) => self.fold(*k, tile),
+                }
+            }
+        }
+    }
+
+    /// With `copied`, even what could be read in place is copied: it is stored later, when its own memory may have changed.
+    ///
+    /// # Safety
+    /// As [`Machine::folded`].
+    unsafe fn load(&self, walk: u16, place: Place, copied: bool, tile: &Tile) -> View {
+        let mut block = self.block(walk, tile);
+        let is_lane = block.dtype.bytes() == 4;
+        let in_place = View { ptr: block.ptr.cast(), rs: block.rs, flat: block.cs == 0 };
+        if is_lane && !copied && (block.cs == 0 || (block.cs == 1 && tile.cols == tile.pad)) {
+            return in_place;
+        }
+        // What repeats is copied once.
+        if block.rs == 0 {
+            block.rows = 1;
+        }
+        let (width, flat) = if block.cs == 0 { (1, true) } else { (tile.pad, false) };
+        block.cols = if flat { 1 } else { block.cols };
+        let to = self.place(place, tile);
+        // SAFETY: the block lies inside its argument, and a register holds a tile.
+        unsafe { copy::load(&block, to, width) };
+        View { ptr: to, rs: if block.rs == 0 { 0 } else { width as isize }, flat }
+    }
+
+    /// # Safety
+    /// The anchor's values must be readable where `set_acc` said.
+    unsafe fn load_acc(&self, place: Place, copied: bool, tile: &Tile) -> View {
+        let ptr = self.acc.ptr.wrapping_offset(tile.row as isize * self.acc.rs + tile.col as isize);
+        if tile.cols == tile.pad && !copied {
+            return View { ptr, ..self.acc };
+        }
+        // The lane does not matter: four bytes are copied as they are.
+        let block = Block { ptr: ptr.cast_mut().cast(), dtype: DType::I32, rows: tile.rows, cols: tile.cols, rs: self.acc.rs, cs: 1 };
+        let to = self.place(place, tile);
+        // SAFETY: the caller's promise, and a register holds a tile.
+        unsafe { copy::load(&block, to, tile.pad) };
+        View { ptr: to, rs: tile.pad as isize, flat: false }
+    }
+
+    /// # Safety
+    /// As [`Machine::folded`].
+    unsafe fn index(&self, walk: u16, place: Place, tile: &Tile) -> View {
+        let Cursor { at, rs, cs } = self.cursor(walk);
+        let first = at + tile.row as isize * rs + tile.col as isize * cs;
+        let flat = cs == 0;
+        let rows = if rs == 0 { 1 } else { tile.rows };
+        let width = if flat { 1 } else { tile.pad };
+        let to = self.place(place, tile);
+        for r in 0..rows {
+            // SAFETY: a register holds a tile.
+            let line = unsafe { std::slice::from_raw_parts_mut(to.add(r * width), width) };
+            let start = (first + r as isize * rs) as u32;
+            for (c, out) in line.iter_mut().enumerate() {
+                *out = start.wrapping_add((c as u32).wrapping_mul(cs as u32));
+            }
+        }
+        View { ptr: to, rs: if rs == 0 { 0 } else { width as isize }, flat }
+    }
+
+    /// Seed, step and stream of a random operation.
+    ///
+    /// # Safety
+    /// The operand must be readable.
+    unsafe fn random_state(&self, walk: u16, stream: u32) -> [u32; 4] {
+        let state = self.block(walk, &Tile::new(1, 1)).ptr.cast::<u32>();
+        // SAFETY: the caller's promise; `Spec::arguments` counts three elements.
+        unsafe { [*state, *state.add(1), *state.add(2), stream] }
+    }
+
+    /// Applies an operation where its arguments vary: to a whole tile, to one row if all rows are the same, to one value
+    /// per row if all columns are.
+    ///
+    /// # Safety
+    /// As [`Machine::folded`].
+    unsafe fn apply(&self, args: &[ValueId], code: &OpCode, context: [u32; 4], place: Place, direct: Option<u16>, tile: &Tile) -> View {
+        let mut views = [View { ptr: std::ptr::dangling(), rs: 0, flat: true }; 3];
+        let (mut by_row, mut by_col, mut which) = (false, false, 0);
+        for (k, (view, &arg)) in views.iter_mut().zip(args).enumerate() {
+            *view = self.view(arg);
+            by_row |= view.rs != 0;
+            by_col |= !view.flat;
+            which |= usize::from(view.flat) << k;
+        }
+        let rows = if by_row { tile.rows } else { 1 };
+        let whole = by_col && (by_row || tile.rows == 1);
+        let spread = place.crossing && !whole;
+        let to = if spread { self.spare() } else { self.place(place, tile) };
+        if !by_col {
+            // SAFETY: the caller's promise.
+            let view = unsafe { self.apply_flat(views, args.len(), code, context, rows, to) };
+            return if spread { unsafe { self.spread(view, self.place(place, tile), tile) } } else { view };
+        }
+        let (mut out, mut out_rs) = (to, tile.pad);
+        if whole && let Some(block) = direct.and_then(|walk| self.direct(walk, tile)) {
+            (out, out_rs) = (block.ptr.cast(), block.rs as usize);
+        }
+        // Rows that lie one after another are one long row.
+        let pad = tile.pad as isize;
+        let dense = out_rs == tile.pad && views[..args.len()].iter().all(|v| v.rs == if v.flat { 0 } else { pad });
+        let (rows, lanes) = if dense { (1, rows * tile.pad) } else { (rows, tile.pad) };
+        let call = Call { rows, lanes, args: views, out, out_rs, context };
+        // SAFETY: views hold whole vectors of every row; the result is a register, or memory that overlaps no view.
+        unsafe { code.0[which](&call) };
+        let view = View { ptr: out, rs: if by_row { out_rs as isize } else { 0 }, flat: false };
+        // SAFETY: the buffer of a kept value holds the tile.
+        if spread { unsafe { self.spread(view, self.place(place, tile), tile) } } else { view }
+    }
+
+    /// One value per row, computed side by side.
+    ///
+    /// # Safety
+    /// As [`Machine::folded`].
+    unsafe fn apply_flat(&self, mut views: [View; 3], arity: usize, code: &OpCode, context: [u32; 4], rows: usize, to: *mut u32) -> View {
+        let mut columns = [[0u32; MAX_ROWS]; 3];
+        for (view, column) in views[..arity].iter_mut().zip(&mut columns) {
+            for (r, x) in column[..rows].iter_mut().enumerate() {
+                // SAFETY: the view holds a value for each row.
+                *x = unsafe { *view.ptr.offset(r as isize * view.rs) };
+            }
+            *view = View { ptr: column.as_ptr(), rs: 0, flat: false };
+        }
+        let call = Call { rows: 1, lanes: rows.next_multiple_of(VECTOR), args: views, out: to, out_rs: 0, context };
+        // SAFETY: the columns and the register hold as many lanes as a tile may have rows.
+        unsafe { code.0[0](&call) };
+        View { ptr: to, rs: if rows == 1 { 0 } else { 1 }, flat: true }
+    }
+
+    /// Writes a value that repeats out to whole rows.
+    ///
+    /// # Safety
+    /// `to` must hold a tile and not overlap the view.
+    unsafe fn spread(&self, view: View, to: *mut u32, tile: &Tile) -> View {
+        for r in 0..tile.rows {
+            // SAFETY: the view holds each row, and `to` a tile.
+            unsafe {
+                let from = view.ptr.offset(r as isize * view.rs);
+                let line = std::slice::from_raw_parts_mut(to.add(r * tile.pad), tile.pad);
+                if view.flat {
+                    line.fill(*from);
+                } else {
+                    line.copy_from_slice(std::slice::from_raw_parts(from, tile.pad));
+                }
+            }
+        }
+        View { ptr: to, rs: tile.pad as isize, flat: false }
+    }
+
+    fn spare(&self) -> *mut u32 {
+        // SAFETY: the spare tile lies inside the scratch memory.
+        unsafe { self.lanes.add(self.bound.code.program.spare) }
+    }
+
+    /// Where a value can be computed straight into the operand it is stored to: there are whole vectors of lanes, and
+    /// nothing that may still be read.
+    fn direct(&self, walk: u16, tile: &Tile) -> Option<Block> {
+        let block = self.block(walk, tile);
+        let free = self.bound.aliased >> walk & 1 == 0 && !self.acc_aliased;
+        (free && block.cs == 1 && tile.cols == tile.pad && (tile.rows == 1 || block.rs > 0)).then_some(block)
+    }
+
+    /// Stores the full values, if `level` is the one whose pass does: the last, so that all have been computed and
+    /// nothing that a store may overwrite is read again.
+    ///
+    /// # Safety
+    /// As [`Machine::folded`]; no other thread may touch the same points.
+    pub unsafe fn store_full(&self, level: usize, tile: &Tile) {
+        if level == self.bound.code.program.top {
+            // SAFETY: the caller's promise.
+            unsafe { self.store(&self.bound.code.program.full_stores, tile) }
+        }
+    }
+
+    /// Stores the folded values. In `tile`, the folded axis has one point.
+    ///
+    /// # Safety
+    /// As [`Machine::store_full`].
+    pub unsafe fn store_folded(&self, tile: &Tile) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store(&self.bound.code.program.folded_stores, tile) }
+    }
+
+    /// # Safety
+    /// As [`Machine::store_full`].
+    unsafe fn store(&self, stores: &[StoreStep], tile: &Tile) {
+        for store in stores {
+            let (view, block) = (self.view(store.value), self.block(store.walk, tile));
+            // Computed there, or copied onto itself.
+            if store.same_bits && view.ptr == block.ptr.cast() {
+                continue;
+            }
+            // SAFETY: the block lies inside its argument; a view in place overlaps it only if it is the same.
+            unsafe { copy::store(view, store.lane, &block) };
+        }
+    }
+
+    /// # Safety
+    /// As [`Machine::folded`].
+    unsafe fn fold(&self, k: u16, tile: &Tile) {
+        let program = &self.bound.code.program;
+        let fold = &program.folds[usize::from(k)];
+        let mut value = self.view(fold.arg);
+        if value.flat {
+            // SAFETY: the spare tile holds a tile; nothing that is used again is kept there.
+            value = unsafe { self.spread(value, self.spare(), tile) };
+        }
+        let call = FoldCall { value, rows: tile.rows, cols: tile.cols, position: tile.position as u32, ..self.fold_call(k) };
+        // SAFETY: the view holds whole vectors of every row, and the accumulators a tile.
+        unsafe {
+            match self.along {
+                Along::Columns => (fold.code.columns)(&call),
+                Along::Rows => (fold.code.rows)(&call),
+            }
+        }
+    }
+
+    /// The accumulators of a fold, to be finished in place.
+    fn fold_call(&self, k: u16) -> FoldCall {
+        let fold = &self.bound.code.program.folds[usize::from(k)];
+        // SAFETY: the accumulators lie inside the scratch memory.
+        let acc = unsafe { self.lanes.add(fold.accumulator) };
+        let value = View { ptr: std::ptr::dangling(), rs: 0, flat: true };
+        FoldCall { value, rows: 0, cols: 0, acc, out: acc, stride: TILE, identity: fold.code.identity, position: 0 }
+    }
+
+    fn folds(&self, level: usize) -> impl Iterator<Item = (u16, &FoldCode)> {
+        let program = &self.bound.code.program;
+        program.levels[level].folds.iter().map(|&k| (k, &program.folds[usize::from(k)].code))
+    }
+
+    /// Lanes of a finished fold.
+    fn folded_lanes(&self, tile: &Tile) -> usize {
+        match self.along {
+            Along::Columns => tile.rows,
+            Along::Rows => tile.pad,
+        }
+    }
+
+    /// Empties the accumulators of a level.
+    ///
+    /// # Safety
+    /// As [`Machine::full`].
+    pub unsafe fn clear(&self, level: usize, tile: &Tile) {
+        let lanes = if self.along == Along::Columns { tile.rows * VECTOR } else { tile.pad };
+        for (k, code) in self.folds(level) {
+            // SAFETY: the accumulators hold a tile.
+            unsafe { code.clear(self.fold_call(k).acc, lanes) };
+        }
+    }
+
+    /// Combines each row's accumulators of a level into one value.
+    ///
+    /// # Safety
+    /// As [`Machine::full`].
+    pub unsafe fn finish(&self, level: usize, tile: &Tile) {
+        for (k, code) in self.folds(level).filter(|_| self.along == Along::Columns) {
+            // SAFETY: the accumulators hold a tile.
+            unsafe { (code.finish)(&FoldCall { rows: tile.rows, ..self.fold_call(k) }) };
+        }
+    }
+
+    /// Makes the finished folds of a level visible as values.
+    ///
+    /// # Safety
+    /// As [`Machine::full`].
+    pub unsafe fn publish(&self, level: usize, tile: &Tile) {
+        for (k, code) in self.folds(level) {
+            let ptr = self.fold_call(k).acc.wrapping_add((code.words - 1) * TILE);
+            if code.words > 1 {
+                // SAFETY: the accumulators hold a tile.
+                for position in unsafe { std::slice::from_raw_parts_mut(ptr, self.folded_lanes(tile)) } {
+                    // The best of no elements is said to be the first.
+                    *position = if *position == NOWHERE { 0 } else { *position };
+                }
+            }
+            let flat = self.along == Along::Columns;
+            self.set_view(self.bound.code.program.folds[usize::from(k)].value, View { ptr, rs: isize::from(flat), flat });
+        }
+    }
+
+    /// Copies the finished folds of a level out to `to`, or back in: `stride` lanes for each word of each fold.
+    ///
+    /// # Safety
+    /// As [`Machine::full`]; `partial` must hold that many lanes.
+    pub unsafe fn exchange(&self, level: usize, tile: &Tile, partial: *mut u32, stride: usize, out: bool) {
+        let mut at = partial;
+        for (k, code) in self.folds(level) {
+            for word in 0..code.words {
+                // SAFETY: the accumulators hold a tile for each word; the caller's promise for the other side.
+                unsafe {
+                    let acc = self.fold_call(k).acc.add(word * TILE);
+                    let (from, to) = if out { (acc, at) } else { (at, acc) };
+                    std::ptr::copy_nonoverlapping(from, to, self.folded_lanes(tile));
+                    at = at.add(stride);
+                }
+            }
+        }
+    }
+
+    /// Folds what [`Machine::exchange`] copied out to `from` into what it copied out to `into`.
+    ///
+    /// # Safety
+    /// As [`Machine::exchange`]; the two do not overlap.
+    pub unsafe fn merge(&self, level: usize, tile: &Tile, into: *mut u32, from: *mut u32, stride: usize) {
+        let mut at = 0;
+        for (k, code) in self.folds(level) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let call = FoldCall { acc: from.add(at), out: into.add(at), cols: self.folded_lanes(tile), stride, ..self.fold_call(k) };
+                (code.merge)(&call);
+            }
+            at += code.words * stride;
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Reductions over tiles.
+//!
+//! A tile is folded along its columns (each row gives one value) or along its rows (each column gives one). Along the
+//! columns, a row has [`VECTOR`] accumulators, one for the columns of each residue, that are combined at the end as a tree.
+//! A tile's own values are folded first and its result is then folded into the accumulators, so that the rounding error
+//! of a long sum grows with the number of tiles rather than of elements.
+
+use std::marker::PhantomData;
+
+use super::ops::View;
+use super::{TILE, VECTOR};
+use crate::cpu::Isa;
+use crate::cpu::simd::{Entry, Routine, entry};
+use crate::dtype::Lane;
+use crate::math::Arith;
+use crate::scalar::{Lanewise, ScalarOp, Visit, Word};
+use crate::spec::ReduceOp;
+
+/// The work of one fold on one tile.
+pub(super) struct FoldCall {
+    pub value: View,
+    pub rows: usize,
+    /// Columns that count. What is read is rounded up to whole vectors.
+    pub cols: usize,
+    pub acc: *mut u32,
+    /// Where the finished values go: `words` lines, `stride` lanes apart.
+    pub out: *mut u32,
+    pub stride: usize,
+    pub identity: u32,
+    /// Position of the tile's first element among all that are folded into the same value.
+    pub position: u32,
+}
+
+/// The loops of one reduction.
+#[derive(Clone, Copy)]
+pub(super) struct FoldCode {
+    /// Folds the columns of a tile: row `r` into `acc[r · VECTOR ..][.. VECTOR]`.
+    pub columns: Entry<FoldCall>,
+    /// Folds the rows of a tile: column `c` into `acc[c]`.
+    pub rows: Entry<FoldCall>,
+    /// Combines the accumulators of each row: `out[r]`, where `out` may be `acc` itself.
+    pub finish: Entry<FoldCall>,
+    /// Folds `acc` (laid out as `out`) into `out`.
+    pub merge: Entry<FoldCall>,
+    /// The accumulator of nothing.
+    pub identity: u32,
+    /// Words of an accumulator: a value, or a key and a position.
+    pub words: usize,
+}
+
+impl FoldCode {
+    pub fn new(op: ReduceOp, lane: Lane, isa: Isa) -> FoldCode {
+        let float = lane == Lane::F32;
+        let bits = |f: f32, i: i32| if float { f.to_bits() } else { i as u32 };
+        let (op, identity) = match op {
+            ReduceOp::Sum => (ScalarOp::Add, bits(0.0, 0)),
+            ReduceOp::Prod => (ScalarOp::Mul, bits(1.0, 1)),
+            ReduceOp::Max => (ScalarOp::Max, bits(f32::NEG_INFINITY, i32::MIN)),
+            ReduceOp::Min => (ScalarOp::Min, bits(f32::INFINITY, i32::MAX)),
+            ReduceOp::Any => (ScalarOp::Or, 0),
+            ReduceOp::All => (ScalarOp::And, 1),
+            ReduceOp::ArgMax if float => return position_code::<LargestFloat>(isa),
+            ReduceOp::ArgMin if float => return position_code::<SmallestFloat>(isa),
+            ReduceOp::ArgMax => return position_code::<LargestInt>(isa),
+            ReduceOp::ArgMin => return position_code::<SmallestInt>(isa),
+        };
+        op.visit(lane, Loops { isa, identity })
+    }
+}
+
+struct Loops {
+    isa: Isa,
+    identity: u32,
+}
+
+impl Visit for Loops {
+    type Output = FoldCode;
+    fn visit<O: Lanewise>(self) -> FoldCode {
+        FoldCode {
+            columns: entry::<Columns<O>>(self.isa),
+            rows: entry::<Rows<O>>(self.isa),
+            finish: entry::<Finish<O>>(self.isa),
+            merge: entry::<Merge<O>>(self.isa),
+            identity: self.identity,
+            words: 1,
+        }
+    }
+}
+
+#[inline(always)]
+fn join<O: Lanewise, A: Arith>(x: u32, y: u32) -> u32 {
+    O::apply::<A>([O::In::of(x), O::In::of(y), O::In::of(y)]).bits()
+}
+
+type Vector = [u32; VECTOR];
+
+/// Folds one vector into another, lane by lane.
+#[inline(always)]
+fn join_all<O: Lanewise, A: Arith>(into: &mut Vector, from: &Vector) {
+    for (x, &y) in into.iter_mut().zip(from) {
+        *x = join::<O, A>(*x, y);
+    }
+}
+
+/// `n` accumulators that lie one after another.
+///
+/// # Safety
+/// They must be writable and nothing else may reach them meanwhile.
+#[inline(always)]
+unsafe fn lanes<'a>(start: *mut u32, n: usize) -> &'a mut [u32] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(start, n) }
+}
+
+/// Line `r` of a tile in whole vectors.
+///
+/// # Safety
+/// The view must be readable there.
+#[inline(always)]
+unsafe fn line<'a>(call: &FoldCall, r: usize) -> &'a [Vector] {
+    // SAFETY: the caller's promise; an array of words is aligned as a word.
+    unsafe { std::slice::from_raw_parts(call.value.ptr.offset(r as isize * call.value.rs).cast(), call.cols.div_ceil(VECTOR)) }
+}
+
+struct Columns<O>(PhantomData<O>);
+
+/// Vectors folded side by side, so that one addition need not wait for the one before.
+const SIDE: usize = 4;
+
+impl<O: Lanewise> Routine for Columns<O> {
+    type Args = FoldCall;
+
+    /// The value must be readable and not flat, the accumulators writable.
+    #[inline(always)]
+    unsafe fn run<A: Arith>(call: &FoldCall) {
+        let (whole, rest) = (call.cols / VECTOR, call.cols % VECTOR);
+        for r in 0..call.rows {
+            // SAFETY: the caller's promise.
+            let line = unsafe { line(call, r) };
+            let mut sums = [[call.identity; VECTOR]; SIDE];
+            let mut blocks = line[..whole].chunks_exact(SIDE);
+            for block in &mut blocks {
+                for (sum, v) in sums.iter_mut().zip(block) {
+                    join_all::<O, A>(sum, v);
+                }
+            }
+            for (sum, v) in sums.iter_mut().zip(blocks.remainder()) {
+                join_all::<O, A>(sum, v);
+            }
+            if rest > 0 {
+                let last = std::array::from_fn(|l| if l < rest { line[whole][l] } else { call.identity });
+                join_all::<O, A>(&mut sums[SIDE - 1], &last);
+            }
+            let [mut a, b, mut c, d] = sums;
+            join_all::<O, A>(&mut a, &b);
+            join_all::<O, A>(&mut c, &d);
+            join_all::<O, A>(&mut a, &c);
+            // SAFETY: the caller's promise.
+            let acc = unsafe { lanes(call.acc.add(r * VECTOR), VECTOR) };
+            for (x, y) in acc.iter_mut().zip(a) {
+                *x = join::<O, A>(*x, y);
+            }
+        }
+    }
+}
+
+struct Rows<O>(PhantomData<O>);
+
+impl<O: Lanewise> Routine for Rows<O> {
+    type Args = FoldCall;
+
+    /// As [`Columns`].
+    #[inline(always)]
+    unsafe fn run<A: Arith>(call: &FoldCall) {
+        for v in 0..call.cols.div_ceil(VECTOR) {
+            let mut sum = [call.identity; VECTOR];
+            for r in 0..call.rows {
+                // SAFETY: the caller's promise.
+                join_all::<O, A>(&mut sum, &unsafe { line(call, r) }[v]);
+            }
+            // SAFETY: the caller's promise.
+            let acc = unsafe { lanes(call.acc.add(v * VECTOR), VECTOR) };
+            for (x, y) in acc.iter_mut().zip(sum) {
+                *x = join::<O, A>(*x, y);
+            }
+        }
+    }
+}
+
+struct Finish<O>(PhantomData<O>);
+
+impl<O: Lanewise> Routine for Finish<O> {
+    type Args = FoldCall;
+
+    /// `acc` and `out` must be writable.
+    #[inline(always)]
+    unsafe fn run<A: Arith>(call: &FoldCall) {
+        for r in 0..call.rows {
+            // Row r of the results lies at or before the accumulators of row r, so nothing unread is overwritten.
+            // SAFETY: the caller's promise.
+            let mut acc: Vector = unsafe { *call.acc.add(r * VECTOR).cast() };
+            let mut half = VECTOR / 2;
+            while half > 0 {
+                for l in 0..half {
+                    acc[l] = join::<O, A>(acc[l], acc[l + half]);
+                }
+                half /= 2;
+            }
+            // SAFETY: the caller's promise.
+            unsafe { *call.out.add(r) = acc[0] };
+        }
+    }
+}
+
+struct Merge<O>(PhantomData<O>);
+
+impl<O: Lanewise> Routine for Merge<O> {
+    type Args = FoldCall;
+
+    /// `acc` and `out` must be writable for `cols` lanes and not overlap.
+    #[inline(always)]
+    unsafe fn run<A: Arith>(call: &FoldCall) {
+        // SAFETY: the caller's promise.
+        let (into, from) = unsafe { (lanes(call.out, call.cols), lanes(call.acc, call.cols)) };
+        for (x, &mut y) in into.iter_mut().zip(from) {
+            *x = join::<O, A>(*x, y);
+        }
+    }
+}
+
+/// How a value is ranked: as an integer, larger for what is sought.
+trait Rank: 'static {
+    fn key(bits: u32) -> i32;
+}
+
+struct LargestFloat;
+struct SmallestFloat;
+struct LargestInt;
+struct SmallestInt;
+
+/// Floats in ascending order as integers, both zeros the same.
+#[inline(always)]
+fn ordered(x: f32) -> i32 {
+    let bits = (x + 0.0).to_bits() as i32;
+    bits ^ ((bits >> 31) & i32::MAX)
+}
+
+impl Rank for LargestFloat {
+    #[inline(always)]
+    fn key(bits: u32) -> i32 {
+        let x = f32::of(bits);
+        if x.is_nan() { i32::MAX } else { ordered(x) }
+    }
+}
+impl Rank for SmallestFloat {
+    #[inline(always)]
+    fn key(bits: u32) -> i32 {
+        let x = f32::of(bits);
+        if x.is_nan() { i32::MAX } else { !ordered(x) }
+    }
+}
+impl Rank for LargestInt {
+    #[inline(always)]
+    fn key(bits: u32) -> i32 {
+        bits as i32
+    }
+}
+impl Rank for SmallestInt {
+    #[inline(always)]
+    fn key(bits: u32) -> i32 {
+        !(bits as i32)
+    }
+}
+
+/// The position of no element: after all others, so that any element wins against it.
+pub(super) const NOWHERE: u32 = i32::MAX as u32;
+
+fn position_code<K: Rank>(isa: Isa) -> FoldCode {
+    FoldCode {
+        columns: entry::<RankColumns<K>>(isa),
+        rows: entry::<RankRows<K>>(isa),
+        finish: entry::<RankFinish>(isa),
+        merge: entry::<RankMerge>(isa),
+        identity: i32::MIN as u32,
+        words: 2,
+    }
+}
+
+impl FoldCode {
+    /// Makes the accumulators in `lanes` lanes of each word hold nothing.
+    ///
+    /// # Safety
+    /// `acc` must be writable.
+    pub unsafe fn clear(&self, acc: *mut u32, lanes: usize) {
+        for (word, bits) in [self.identity, NOWHERE].into_iter().enumerate().take(self.words) {
+            // SAFETY: the caller's promise; the words are a tile apart.
+            unsafe { self::lanes(acc.add(word * TILE), lanes) }.fill(bits);
+        }
+    }
+}
+
+/// Replaces the best element so far by a better one, or an equal one further ahead.
+#[inline(always)]
+fn improve(key: &mut u32, position: &mut u32, new_key: i32, new_position: u32) {
+    let old = *key as i32;
+    let better = new_key > old || (new_key == old && new_position < *position);
+    *key = if better { new_key as u32 } else { *key };
+    *position = if better { new_position } else { *position };
+}
+
+struct RankColumns<K>(PhantomData<K>);
+
+impl<K: Rank> Routine for RankColumns<K> {
+    type Args = FoldCall;
+
+    /// As [`Columns`].
+    #[inline(always)]
+    unsafe fn run<A: Arith>(call: &FoldCall) {
+        for r in 0..call.rows {
+            // SAFETY: the caller's promise.
+            let line = unsafe { line(call, r) };
+            // SAFETY: the caller's promise.
+            let (keys, positions) = unsafe { (lanes(call.acc.add(r * VECTOR), VECTOR), lanes(call.acc.add(TILE + r * VECTOR), VECTOR)) };
+            for (v, vector) in line.iter().enumerate() {
+                for l in 0..VECTOR {
+                    let c = v * VECTOR + l;
+                    // A column that does not count ranks as nothing.
+                    let counts = c < call.cols;
+                    let key = if counts { K::key(vector[l]) } else { i32::MIN };
+                    let position = if counts { call.position.wrapping_add(c as u32) } else { NOWHERE };
+                    improve(&mut keys[l], &mut positions[l], key, position);
+                }
+            }
+        }
+    }
+}
+
+struct RankRows<K>(PhantomData<K>);
+
+impl<K: Rank> Routine for RankRows<K> {
+    type Args = FoldCall;
+
+    /// As [`Columns`].
+    #[inline(always)]
+    unsafe fn run<A: Arith>(call: &FoldCall) {
+        for v in 0..call.cols.div_ceil(VECTOR) {
+            // SAFETY: the caller's promise.
+            let (keys, positions) = unsafe { (lanes(call.acc.add(v * VECTOR), VECTOR), lanes(call.acc.add(TILE + v * VECTOR), VECTOR)) };
+            for r in 0..call.rows {
+                // SAFETY: the caller's promise.
+                let vector = &unsafe { line(call, r) }[v];
+                for l in 0..VECTOR {
+                    improve(&mut keys[l], &mut positions[l], K::key(vector[l]), call.position.wrapping_add(r as u32));
+                }
+            }
+        }
+    }
+}
+
+struct RankFinish;
+
+impl Routine for RankFinish {
+    type Args = FoldCall;
+
+    /// As [`Finish`].
+    #[inline(always)]
+    unsafe fn run<A: Arith>(call: &FoldCall) {
+        for r in 0..call.rows {
+            // SAFETY: the caller's promise.
+            let (keys, positions): (Vector, Vector) =
+                unsafe { (*call.acc.add(r * VECTOR).cast(), *call.acc.add(TILE + r * VECTOR).cast()) };
+            let (mut key, mut position) = (keys[0], positions[0]);
+            for l in 1..VECTOR {
+                improve(&mut key, &mut position, keys[l] as i32, positions[l]);
+            }
+            // SAFETY: the caller's promise.
+            unsafe {
+                *call.out.add(r) = key;
+                *call.out.add(call.stride + r) = position;
+            }
+        }
+    }
+}
+
+struct RankMerge;
+
+impl Routine for RankMerge {
+    type Args = FoldCall;
+
+    /// As [`Merge`], for two words.
+    #[inline(always)]
+    unsafe fn run<A: Arith>(call: &FoldCall) {
+        for l in 0..call.cols {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let (key, position) = (&mut *call.out.add(l), &mut *call.out.add(call.stride + l));
+                improve(key, position, *call.acc.add(l) as i32, *call.acc.add(call.stride + l));
+            }
+        }
+    }
+}

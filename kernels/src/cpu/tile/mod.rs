@@ -1,0 +1,104 @@
+//! The tile interpreter: runs the `code` of a spec, tile by tile.
+//!
+//! A tile is at most [`TILE`] points, as rows of columns. One step of the program runs over the whole tile before the next
+//! one begins, so that the cost of choosing what to do is shared by hundreds of points, while values stay in registers of
+//! one tile each that live in the first-level cache. Operands that lie in memory as lanes do are read where they are, and
+//! the last operation writes where its value is stored. A value never depends on where in a tile its point lies.
+
+mod bind;
+mod compile;
+mod copy;
+mod exec;
+mod fold;
+mod ops;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use bind::Bound;
+pub(crate) use exec::{Along, Machine, Tile};
+
+use super::{Config, Launch, SpecError};
+use crate::dtype::DType;
+use crate::spec::Spec;
+use compile::Program;
+
+/// Most points of a tile, and the lanes of a register.
+pub(crate) const TILE: usize = 1024;
+/// Lanes that operations work on together on every instruction set: rows in registers are padded to a multiple of it.
+pub(crate) const VECTOR: usize = 16;
+/// Most rows of a tile.
+const MAX_ROWS: usize = TILE / VECTOR;
+/// Most axes of a spec.
+pub(crate) const MAX_AXES: usize = 8;
+/// Axes of a launch: one more, so that a space without rows or columns can be given them.
+pub(crate) const AXES: usize = MAX_AXES + 1;
+/// Most operands and indices of a spec's code. With [`MAX_AXES`], this lets a launch resolve all strides without allocating.
+pub(crate) const MAX_WALKS: usize = 32;
+
+/// The compiled `code` of a spec.
+pub(crate) struct TileCode {
+    program: Program,
+    /// Stored types of the operands.
+    dtypes: Vec<DType>,
+    /// Operands and indices.
+    walks: usize,
+    /// Which operands are read, by bit.
+    read: u32,
+    /// Lanes of the buffer of each value that is kept for a whole row.
+    kept_lanes: usize,
+    /// Byte offsets inside the scratch memory, and its size.
+    views_at: usize,
+    lanes_at: usize,
+    scratch: usize,
+}
+
+impl TileCode {
+    /// Checks and compiles the code of a spec.
+    pub fn new(spec: &Spec, config: &Config) -> Result<TileCode, SpecError> {
+        let program = compile::compile(spec, config)?;
+        let walks = spec.operands.len() + spec.indices.len();
+        let reads = |k: usize| {
+            spec.code
+                .iter()
+                .any(|i| matches!(i, crate::spec::Inst::Load(l) | crate::spec::Inst::Uniform { state: l, .. } if usize::from(*l) == k))
+        };
+        let read = (0..spec.operands.len()).filter(|&k| reads(k)).fold(0, |bits, k| bits | 1 << k);
+        let views_at = (walks * size_of::<exec::Cursor>()).next_multiple_of(64);
+        let lanes_at = (views_at + spec.code.len() * size_of::<ops::View>()).next_multiple_of(64);
+        let scratch = lanes_at + program.lanes * 4;
+        let dtypes = spec.operands.iter().map(|o| o.dtype).collect();
+        Ok(TileCode { program, dtypes, walks, read, kept_lanes: 0, views_at, lanes_at, scratch })
+    }
+
+    /// Makes room for `lanes` lanes of each value that is kept from one pass over a row to the next.
+    pub fn keep(&mut self, lanes: usize) {
+        self.kept_lanes = lanes.next_multiple_of(VECTOR);
+        self.scratch = self.lanes_at + (self.program.lanes + self.program.crossing * self.kept_lanes) * 4;
+    }
+
+    /// Bytes of scratch memory that each concurrent caller of [`Bound::block`] needs, a multiple of 64.
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch.next_multiple_of(64)
+    }
+
+    /// Resolves the code's strides for one launch. The code's operands are the last ones of `launch.args`.
+    pub fn bind<'a>(&'a self, spec: &'a Spec, launch: &Launch<'a>) -> Bound<'a> {
+        let order: [usize; MAX_AXES] = std::array::from_fn(|i| i);
+        Bound::new(self, spec, launch, &order[..spec.dims.len()])
+    }
+
+    /// How many levels the program has, and whether each has work for every tile.
+    pub fn levels(&self) -> impl ExactSizeIterator<Item = bool> {
+        self.program.levels.iter().map(|level| !level.full.is_empty())
+    }
+
+    /// Values that are kept from one pass over a row to the next.
+    pub fn kept_values(&self) -> usize {
+        self.program.crossing
+    }
+
+    /// Words of the accumulators of all reductions, per point.
+    pub fn fold_words(&self) -> usize {
+        self.program.folds.iter().map(|f| f.code.words).sum()
+    }
+}

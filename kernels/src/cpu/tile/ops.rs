@@ -1,0 +1,138 @@
+//! Elementwise operations as loops over tiles.
+
+use std::marker::PhantomData;
+
+use crate::cpu::Isa;
+use crate::cpu::simd::{Entry, Routine, entry};
+use crate::dtype::Lane;
+use crate::math::Arith;
+use crate::random;
+use crate::scalar::{Lanewise, ScalarOp, Visit, Word, visit_cast};
+
+/// Where the values of a tile are: a register, an operand's own memory, or a constant.
+#[derive(Clone, Copy)]
+pub(crate) struct View {
+    /// The value of the first row and column.
+    pub ptr: *const u32,
+    /// Elements from one row to the next; 0 when all rows are the same.
+    pub rs: isize,
+    /// All columns are the same: one value per row.
+    pub flat: bool,
+}
+
+/// The work of one operation on one tile: `rows` lines of `lanes` elements.
+pub(crate) struct Call {
+    pub rows: usize,
+    pub lanes: usize,
+    pub args: [View; 3],
+    pub out: *mut u32,
+    pub out_rs: usize,
+    /// What a random operation needs beside its argument: seed (two words), step, stream.
+    pub context: [u32; 4],
+}
+
+/// An operation's loops, by which arguments are flat (bit k for argument k).
+#[derive(Clone, Copy)]
+pub(crate) struct OpCode(pub [Entry<Call>; 8]);
+
+impl OpCode {
+    /// The loops of a scalar operation whose last argument has the given lane.
+    pub fn op(op: ScalarOp, lane: Lane, isa: Isa) -> OpCode {
+        op.visit(lane, Loops(isa))
+    }
+
+    /// The loops of a conversion.
+    pub fn cast(from: Lane, to: Lane, isa: Isa) -> OpCode {
+        visit_cast(from, to, Loops(isa))
+    }
+
+    /// The loop of [`crate::spec::Inst::Uniform`].
+    pub fn uniform(isa: Isa) -> OpCode {
+        OpCode([entry::<Uniform>(isa); 8])
+    }
+}
+
+struct Loops(Isa);
+
+impl Visit for Loops {
+    type Output = OpCode;
+    fn visit<O: Lanewise>(self) -> OpCode {
+        let isa = self.0;
+        let all = entry::<Sweep<O, 0>>(isa);
+        // Where every argument is flat, the tile calls the loop without flat arguments on one value per row.
+        OpCode(match O::ARITY {
+            1 => [all; 8],
+            2 => [all, entry::<Sweep<O, 1>>(isa), entry::<Sweep<O, 2>>(isa), all, all, all, all, all],
+            _ => [
+                all,
+                entry::<Sweep<O, 1>>(isa),
+                entry::<Sweep<O, 2>>(isa),
+                entry::<Sweep<O, 3>>(isa),
+                entry::<Sweep<O, 4>>(isa),
+                entry::<Sweep<O, 5>>(isa),
+                entry::<Sweep<O, 6>>(isa),
+                all,
+            ],
+        })
+    }
+}
+
+/// An operation applied to every lane; bit k of `FLAT` says that argument k is flat.
+struct Sweep<O, const FLAT: u32>(PhantomData<O>);
+
+impl<O: Lanewise, const FLAT: u32> Routine for Sweep<O, FLAT> {
+    type Args = Call;
+
+    /// The views must be readable for `rows` lines, `out` writable, and `out` must overlap no view.
+    #[inline(always)]
+    unsafe fn run<A: Arith>(call: &Call) {
+        for r in 0..call.rows {
+            let line = |k: usize| {
+                let view = call.args[k];
+                let len = if k >= O::ARITY { 0 } else { [call.lanes, 1][(FLAT >> k & 1) as usize] };
+                // SAFETY: the caller promises readable views; unused arguments point at nothing and have no length.
+                unsafe { std::slice::from_raw_parts(view.ptr.offset(r as isize * view.rs), len) }
+            };
+            // SAFETY: the caller promises that `out` is writable and overlaps no view.
+            let out = unsafe { std::slice::from_raw_parts_mut(call.out.add(r * call.out_rs), call.lanes) };
+            sweep_line::<O, A, FLAT>(line(0), line(1), line(2), out);
+        }
+    }
+}
+
+#[inline(always)]
+fn sweep_line<O: Lanewise, A: Arith, const FLAT: u32>(x: &[u32], y: &[u32], z: &[u32], out: &mut [u32]) {
+    let lines = [x, y, z];
+    let repeated: [O::In; 3] = std::array::from_fn(|k| O::In::of(if k < O::ARITY && FLAT >> k & 1 == 1 { lines[k][0] } else { 0 }));
+    let n = out.len();
+    let varies = |k: usize| k < O::ARITY && FLAT >> k & 1 == 0;
+    let lines: [&[u32]; 3] = std::array::from_fn(|k| if varies(k) { &lines[k][..n] } else { lines[k] });
+    for i in 0..n {
+        let arg = |k: usize| if varies(k) { O::In::of(lines[k][i]) } else { repeated[k] };
+        out[i] = O::apply::<A>([arg(0), arg(1), arg(2)]).bits();
+    }
+}
+
+/// Random numbers by index.
+struct Uniform;
+
+impl Routine for Uniform {
+    type Args = Call;
+
+    /// As [`Sweep`]; the argument is not flat.
+    #[inline(always)]
+    unsafe fn run<A: Arith>(call: &Call) {
+        let [low, high, step, stream] = call.context;
+        let seed = u64::from(high) << 32 | u64::from(low);
+        for r in 0..call.rows {
+            let index = call.args[0];
+            // SAFETY: the caller promises readable views.
+            let index = unsafe { std::slice::from_raw_parts(index.ptr.offset(r as isize * index.rs), call.lanes) };
+            // SAFETY: the caller promises that `out` is writable and overlaps no view.
+            let out = unsafe { std::slice::from_raw_parts_mut(call.out.add(r * call.out_rs), call.lanes) };
+            for (out, &index) in out.iter_mut().zip(index) {
+                *out = random::uniform(seed, step, stream, index).to_bits();
+            }
+        }
+    }
+}
