@@ -134,9 +134,8 @@ fn at(operand: &Operand, at: [usize; 4]) -> usize {
 
 fn check(random: &mut Random, shape: Shape, kind: ConvKind, contiguous_only: bool, teams: &[slabwise_kernels::cpu::Team]) {
     let spaces = shape.spaces(kind);
-    let layouts = spaces.map(|space| {
-        if contiguous_only { (operand(0, &contiguous(&space)), space.iter().product()) } else { layout(random, space) }
-    });
+    let layouts =
+        spaces.map(|space| if contiguous_only { (operand(0, &contiguous(&space)), space.iter().product()) } else { layout(random, space) });
     let [(a, a_len), (b, b_len), (out, out_len)] = layouts;
     let args = [random.floats(a_len), random.floats(b_len), vec![f32::NAN; out_len]];
     let value = |arg: usize, operand: &Operand, point| f64::from(args[arg][at(operand, point)]);
@@ -278,8 +277,13 @@ fn epilogues() {
         spec.stores = vec![Store { value: 3, operand: 0 }, Store { value: 5, operand: 2 }];
         let length = spaces[2].iter().product::<usize>();
         let (bias, other) = (random.floats(channels), random.floats(length));
-        let args =
-            [random.floats(spaces[0].iter().product()), random.floats(spaces[1].iter().product()), vec![f32::NAN; length], bias.clone(), other.clone()];
+        let args = [
+            random.floats(spaces[0].iter().product()),
+            random.floats(spaces[1].iter().product()),
+            vec![f32::NAN; length],
+            bias.clone(),
+            other.clone(),
+        ];
         let [a, b, _] = spaces.map(|space| operand(0, &contiguous(&space)));
         let value = |arg: usize, operand: &Operand, p| f64::from(args[arg][at(operand, p)]);
         let expected = shape.oracle(kind, &|p| value(0, &a, p), &|p| value(1, &b, p));

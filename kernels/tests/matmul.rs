@@ -98,7 +98,8 @@ fn random_shapes_and_strides() {
 #[test]
 fn block_edges() {
     let (mut random, teams) = (Random(11), teams());
-    let shapes = [(337, 65, 400), (15, 700, 390), (64, 300, 784), (1, 40, 1000), (500, 1, 64), (170, 33, 1), (129, 10, 385), (29, 31, 5000)];
+    let shapes =
+        [(337, 65, 400), (15, 700, 390), (64, 300, 784), (1, 40, 1000), (500, 1, 64), (170, 33, 1), (129, 10, 385), (29, 31, 5000)];
     for (m, n, k) in shapes {
         for (a, b) in [([k, 1], [n, 1]), ([1, m], [1, k]), ([1, m], [n, 1]), ([k, 1], [1, k])] {
             let strides = |s: [usize; 2]| operand(0, &[s[0] as i64, s[1] as i64]);

@@ -87,7 +87,10 @@ fn check(spec: &Spec, body: &spec::Conv2d, bound: &Env) -> Result<(), SpecError>
     }
     let positive = body.k.iter().chain(&body.stride).chain(&body.dilation).all(|&x| x > 0 && x <= 1 << 16);
     if !positive || body.groups == 0 || body.pad.iter().any(|&p| p > 1 << 16) {
-        return fail(format!("kernel {:?}, stride {:?}, dilation {:?}, pad {:?}, groups {}", body.k, body.stride, body.dilation, body.pad, body.groups));
+        return fail(format!(
+            "kernel {:?}, stride {:?}, dilation {:?}, pad {:?}, groups {}",
+            body.k, body.stride, body.dilation, body.pad, body.groups
+        ));
     }
     for (name, channels) in [("input", body.ci), ("output", body.co)] {
         if !channels.usize_at(bound).is_multiple_of(body.groups) {
@@ -97,7 +100,12 @@ fn check(spec: &Spec, body: &spec::Conv2d, bound: &Env) -> Result<(), SpecError>
     let dims = match body.kind {
         ConvKind::Forward => [Some(body.n), Some(body.co), Some(body.ohw[0]), Some(body.ohw[1])],
         ConvKind::InputGrad => [Some(body.n), Some(body.ci), Some(body.hw[0]), Some(body.hw[1])],
-        ConvKind::WeightGrad => [Some(body.co), body.ci.checked_div(body.groups as i64), Some(Size::fixed(body.k[0] as i64)), Some(Size::fixed(body.k[1] as i64))],
+        ConvKind::WeightGrad => [
+            Some(body.co),
+            body.ci.checked_div(body.groups as i64),
+            Some(Size::fixed(body.k[0] as i64)),
+            Some(Size::fixed(body.k[1] as i64)),
+        ],
     };
     if spec.dims.iter().zip(dims).any(|(&is, should)| Some(is) != should) {
         return fail(format!("a {:?} convolution over {:?}", body.kind, spec.dims));

@@ -61,7 +61,9 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn fma(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
-        let one = |i: usize| if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] };
+        let one = |i: usize| {
+            if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] }
+        };
         [one(0), one(1), one(2), one(3)]
     }
     #[inline(always)]

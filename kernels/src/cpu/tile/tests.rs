@@ -62,8 +62,7 @@ fn blocks_match_points() {
         let row_axis = pick(axes - 1);
         let origin: Vec<usize> = dims.iter().map(|&d| pick(d)).collect();
         let rows = 1 + pick(dims[row_axis] - origin[row_axis]);
-        let (after, start) =
-            (row_axis + 1..axes).fold((1, 0), |(n, p), axis| (n * dims[axis], p * dims[axis] + origin[axis]));
+        let (after, start) = (row_axis + 1..axes).fold((1, 0), |(n, p), axis| (n * dims[axis], p * dims[axis] + origin[axis]));
         let cols = 1 + pick(after - start);
         let at = |o: &Operand, r: usize, c: usize| {
             let mut point = origin.clone();
@@ -109,7 +108,10 @@ fn blocks_match_points() {
                 let scratch = scratch.add(scratch.align_offset(64));
                 code.bind(&spec, &launch).block(&origin, row_axis, rows, cols, from, stride, scratch);
             }
-            assert_eq!(arrays[2], expected, "seed {seed}, {isa}: {rows} × {cols} at {origin:?}, rows along {row_axis} of {dims:?}\n{spec:#?}");
+            assert_eq!(
+                arrays[2], expected,
+                "seed {seed}, {isa}: {rows} × {cols} at {origin:?}, rows along {row_axis} of {dims:?}\n{spec:#?}"
+            );
         }
     }
 }
