@@ -22,7 +22,7 @@ pub(super) const ROWS: usize = 168;
 /// Most elements of a packed left operand, kept for the whole contracted axis.
 pub(super) const LEFT: usize = 96 << 10;
 /// Most elements of a block of the result while the left operand stays packed: the epilogue finds them in L2.
-pub(super) const ACC: usize = 16 << 10;
+pub(super) const ACC: usize = 32 << 10;
 /// The same when the left operand is packed anew for every strip, which wants wide strips.
 pub(super) const ACC_WIDE: usize = 64 << 10;
 /// Blocks of the result below which a long contracted axis is split.
