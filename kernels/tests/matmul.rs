@@ -183,26 +183,36 @@ fn the_epilogue_sees_every_point_once() {
 #[test]
 fn sizes_below_the_bound() {
     let (mut random, teams) = (Random(19), teams());
-    let (rows, n) = (Size::symbol(Symbol(0)), 45);
-    // Forward: the symbol is m; weight gradient: the symbol is k.
-    for gradient in [false, true] {
+    let symbol = Size::symbol(Symbol(0));
+    // Forward: the symbol is m or n; weight gradient: the symbol is k.
+    for role in ['m', 'n', 'k'] {
         let fixed = 52;
-        let mut spec = plain(&[fixed, n], fixed, operand(0, &[fixed as i64, 1]), operand(0, &[n as i64, 1]));
+        let operands = match role {
+            'm' => (operand(0, &[fixed as i64, 1]), operand(0, &[45, 1])),
+            'n' => (operand(0, &[fixed as i64, 1]), operand(0, &[1, fixed as i64])),
+            _ => (operand(0, &[1, 45]), operand(0, &[45, 1])),
+        };
+        let sizes = |size: usize| match role {
+            'm' => (size, 45, fixed),
+            'n' => (45, size, fixed),
+            _ => (45, 45, size),
+        };
+        let mut spec = plain(&[45, 45], fixed, operands.0.clone(), operands.1.clone());
         let Body::Matmul(body) = &mut spec.body else { unreachable!() };
-        if gradient {
-            (body.k, body.a) = (rows, operand(0, &[1, fixed as i64]));
-        } else {
-            spec.dims[0] = rows;
+        match role {
+            'm' => spec.dims[0] = symbol,
+            'n' => (spec.dims[1], spec.operands[0].strides[0]) = (symbol, symbol),
+            _ => body.k = symbol,
         }
         let bound = Env([5_000, 0, 0, 0, 0, 0, 0, 0]);
         for size in [1, 2, 13, 64, 65, 400, 4_999] {
             let env = Env([size as u32, 0, 0, 0, 0, 0, 0, 0]);
-            let (m, k) = if gradient { (fixed, size) } else { (size, fixed) };
-            let args = [random.floats(size * fixed), random.floats(k * n), vec![f32::NAN; m * n]];
+            let (m, n, k) = sizes(size);
+            let args = [random.floats(m * k), random.floats(k * n), vec![f32::NAN; m * n]];
             let at_bound = run_all(&spec, &bound, &env, &teams, &args);
             let exact = run_all(&spec, &env, &env, &teams[..1], &args);
             assert!(at_bound == exact, "size {size}");
-            let exactly = plain(&[m, n], k, operand(0, &if gradient { [1, m as i64] } else { [k as i64, 1] }), operand(0, &[n as i64, 1]));
+            let exactly = plain(&[m, n], k, operands.0.clone(), operands.1.clone());
             for (isa, results) in at_bound {
                 check(&exactly, &[m, n], k, &args, &results[2], 101, isa);
             }

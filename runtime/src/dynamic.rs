@@ -16,7 +16,7 @@ impl Session {
     pub fn run_dynamic<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
         let inner = &program.inner;
         let env = self.begin(inner, &feed)?;
-        let pool_error = |e: crate::memory::pool::PoolError| Error::Internal(e.to_string());
+        let pool_error = |e: crate::memory::pool::NotInUse| Error::Internal(e.to_string());
         // Outputs of the last run were kept until now.
         for region in self.dynamic.drain(..).flatten() {
             self.pool.free(region).map_err(pool_error)?;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod checkpoint;
 mod checks;
 mod compile;
 pub mod data;

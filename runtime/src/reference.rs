@@ -145,7 +145,7 @@ fn convert(x: f64, from: DType, to: DType) -> f64 {
         (_, DType::Bool) => f64::from(u8::from(x != 0.0)),
         (DType::F32, DType::I32) => f64::from(x as i32),
         (DType::F32, DType::U8) => f64::from(x as u8),
-        (DType::I32, DType::U8) => f64::from(x as i32 as u8),
+        (DType::I32, DType::U8) => x.clamp(0.0, 255.0),
         _ => x,
     }
 }
@@ -166,7 +166,8 @@ pub fn evaluate(graph: &Graph, env: &Env, inputs: &[Array], variables: &[Array],
             Op::Input(i) => argument(inputs, *i, "an input")?,
             Op::Variable(v) => argument(variables, *v, "a variable")?,
             Op::Assign(v) => {
-                assigned[*v as usize] = Some(args[0].clone());
+                let slot = assigned.get_mut(*v as usize).ok_or(Fault::Argument { node: id.0, what: "a variable" })?;
+                *slot = Some(args[0].clone());
                 args[0].clone()
             }
             op => compute(op, node, &args, &dims, env, precision).map_err(|(index, limit)| Fault::Index { node: id.0, index, limit })?,
@@ -253,5 +254,101 @@ fn compute(op: &Op, node: &Node, args: &[&Array], dims: &[usize], env: &Env, pre
 impl fmt::Display for Array {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {:?} {:?}", self.dtype, self.dims, self.values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slabwise_kernels::scalar::ScalarOp;
+    use slabwise_kernels::spec::{Dims, PoolKind, ReduceOp, Window};
+
+    use super::*;
+    use crate::graph::InputInfo;
+    use crate::ops::{ConvGeometry, Emit, NodeId};
+
+    fn sizes(lengths: &[usize]) -> Dims {
+        lengths.iter().map(|&n| Size::fixed(n as i64)).collect()
+    }
+
+    /// The value of a node over these inputs.
+    fn value(arrays: &[Array], build: impl FnOnce(&mut Graph, &[NodeId]) -> NodeId) -> Result<Vec<f64>, Fault> {
+        let mut g = Graph::default();
+        let mut ids = Vec::new();
+        for (i, a) in arrays.iter().enumerate() {
+            g.inputs.push(InputInfo { name: "x", dtype: a.dtype, dims: sizes(&a.dims), donated_to: None, resident: false });
+            ids.push(g.emit(Op::Input(i as u32), &[], a.dtype, sizes(&a.dims)));
+        }
+        let last = build(&mut g, &ids);
+        let run = evaluate(&g, &Env::default(), arrays, &[], Precision::Single)?;
+        Ok(run.values[last.at()].values.clone())
+    }
+
+    fn floats(dims: &[usize], values: &[f64]) -> Array {
+        Array { dtype: DType::F32, dims: dims.to_vec(), values: values.to_vec() }
+    }
+
+    #[test]
+    fn numbers_worked_out_by_hand() {
+        let image = floats(&[1, 1, 2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let weight = floats(&[1, 1, 2, 2], &[1.0, 10.0, 100.0, 1000.0]);
+        let conv = value(&[image.clone(), weight], |g, x| g.emit(Op::Conv2d(ConvGeometry::default()), x, DType::F32, sizes(&[1, 1, 1, 2])));
+        assert_eq!(conv, Ok(vec![5421.0, 6532.0]));
+        let window = Window { k: [2, 2], stride: [1, 2], pad: [1, 0] };
+        let pool = |kind| value(std::slice::from_ref(&image), |g, x| g.emit(Op::Pool2d(kind, window), x, DType::F32, sizes(&[1, 1, 3, 1])));
+        assert_eq!(pool(PoolKind::Max), Ok(vec![2.0, 5.0, 5.0]));
+        assert_eq!(pool(PoolKind::Avg { count_pad: true }), Ok(vec![0.75, 3.0, 2.25]));
+        assert_eq!(pool(PoolKind::Avg { count_pad: false }), Ok(vec![1.5, 3.0, 4.5]));
+        assert_eq!(pool(PoolKind::ArgMax), Ok(vec![3.0, 3.0, 1.0]));
+        let product = value(&[floats(&[1, 2], &[2.0, 3.0]), floats(&[2, 2], &[1.0, 10.0, 100.0, 1000.0])], |g, x| g.matmul(x[0], x[1]));
+        assert_eq!(product, Ok(vec![302.0, 3020.0]));
+        let first = value(&[floats(&[4], &[1.0, f64::NAN, 7.0, f64::NAN])], |g, x| g.reduce(ReduceOp::ArgMax, x[0], &[0]));
+        assert_eq!(first, Ok(vec![1.0]));
+    }
+
+    #[test]
+    fn conversions_saturate_wrap_and_round() {
+        let cast = |from: DType, x: f64, to: DType| {
+            value(&[Array { dtype: from, dims: vec![], values: vec![x] }], |g, a| g.cast(a[0], to)).map(|v| v[0])
+        };
+        assert_eq!(cast(DType::F32, 300.7, DType::U8), Ok(255.0));
+        assert_eq!(cast(DType::I32, 300.0, DType::U8), Ok(44.0));
+        assert_eq!(cast(DType::I32, -1.0, DType::U8), Ok(255.0));
+        assert_eq!(cast(DType::F32, -2.9, DType::I32), Ok(-2.0));
+        assert_eq!(cast(DType::F32, f64::NAN, DType::I32), Ok(0.0));
+        assert_eq!(cast(DType::I32, 16_777_217.0, DType::F32), Ok(16_777_216.0));
+        assert_eq!(cast(DType::F32, -0.5, DType::Bool), Ok(1.0));
+    }
+
+    #[test]
+    fn doubles_agree_with_the_scalar_table() {
+        for &op in ScalarOp::ALL {
+            for (x, y, z) in [(0.3, 1.7, -0.4), (1.0, 1.0, 0.0), (0.0, 2.5, 1.0), (2.5, 0.5, 3.0), (1.0, 0.0, 8.0)] {
+                let arguments: Vec<f64> = [x, y, z][..op.arity()].to_vec();
+                let lanes = [Lane::F32, Lane::Bool];
+                let typed = |first: Lane, rest: Lane| -> Vec<Value> {
+                    arguments.iter().enumerate().map(|(i, &v)| to_value(v, if i == 0 { first } else { rest })).collect()
+                };
+                let mut choices = lanes.iter().flat_map(|&a| lanes.iter().map(move |&b| (a, b)));
+                let of = |v: &[Value]| v.iter().map(|v| v.lane()).collect::<Vec<_>>();
+                let values = choices.find_map(|(a, b)| Some(typed(a, b)).filter(|v| op.lane(&of(v)).is_some())).expect("some lanes fit");
+                let (single, double) = (from_value(op.eval(&values)), double::scalar(op, &arguments));
+                let close = (single - double).abs() <= 1e-6 * (1.0 + double.abs()) || single == double;
+                assert!(close, "{} of {arguments:?}: {single} and {double}", op.name());
+            }
+        }
+    }
+
+    #[test]
+    fn faults_name_the_node() {
+        let index = Array { dtype: DType::I32, dims: vec![3], values: vec![0.0, 4.0, 2.0] };
+        let checked =
+            value(std::slice::from_ref(&index), |g, x| g.emit(Op::CheckIndex { limit: Size::fixed(4) }, x, DType::I32, sizes(&[3])));
+        assert_eq!(checked, Err(Fault::Index { node: 1, index: 4, limit: 4 }));
+        let gathered = value(&[floats(&[2], &[1.0, 2.0]), index], |g, x| g.emit(Op::Gather { axis: 0 }, x, DType::F32, sizes(&[3])));
+        assert_eq!(gathered, Err(Fault::Index { node: 2, index: 4, limit: 2 }));
+        let mut g = Graph::default();
+        g.emit(Op::Input(0), &[], DType::F32, Dims::new());
+        let missing = evaluate(&g, &Env::default(), &[], &[], Precision::Single).map(|e| e.outputs);
+        assert_eq!(missing, Err(Fault::Argument { node: 0, what: "an input" }));
     }
 }

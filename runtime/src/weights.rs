@@ -271,12 +271,13 @@ impl File {
     }
 }
 
-/// Checks that `file` holds exactly the `expected` tensors (name, element type, shape).
+/// Checks that `file` holds exactly the `expected` tensors (name, element type, shape), and besides them only such as are
+/// `tolerated` by name.
 ///
 /// # Errors
 ///
 /// [`WeightsError::Mismatch`] listing every missing or unexpected tensor, wrong shape and wrong element type.
-pub fn match_tensors(expected: &[(String, DType, Vec<u64>)], file: &File) -> Result<(), WeightsError> {
+pub fn match_tensors(expected: &[(String, DType, Vec<u64>)], file: &File, tolerated: impl Fn(&str) -> bool) -> Result<(), WeightsError> {
     let mut problems = String::new();
     let mut note = |line: std::fmt::Arguments<'_>| {
         // Writing to a string cannot fail.
@@ -295,7 +296,7 @@ pub fn match_tensors(expected: &[(String, DType, Vec<u64>)], file: &File) -> Res
         }
     }
     let known: BTreeSet<&str> = expected.iter().map(|(name, ..)| name.as_str()).collect();
-    for (name, found) in file.tensors.iter().filter(|(name, _)| !known.contains(name.as_str())) {
+    for (name, found) in file.tensors.iter().filter(|(name, _)| !known.contains(name.as_str()) && !tolerated(name)) {
         note(format_args!("unexpected: `{name}` ({} {:?})", found.dtype, found.shape));
     }
     if problems.is_empty() { Ok(()) } else { Err(WeightsError::Mismatch { path: file.path.clone(), problems }) }
@@ -509,11 +510,11 @@ mod tests {
         save(&path, &saved, &notes()).unwrap();
         let file = File::open(&path).unwrap();
         let mut expected: Vec<_> = saved.iter().map(|e| (e.name.to_owned(), e.dtype, e.shape.clone())).collect();
-        match_tensors(&expected, &file).unwrap();
+        match_tensors(&expected, &file, |_| false).unwrap();
         expected[0].2 = vec![3, 2];
         expected[1].1 = DType::F32;
         expected[2].0 = "bias".to_owned();
-        let text = match_tensors(&expected, &file).unwrap_err().to_string();
+        let text = match_tensors(&expected, &file, |_| false).unwrap_err().to_string();
         for line in [
             "\n  wrong shape: `w` is [3, 2] in the model, [2, 3] in the file\n",
             "\n  wrong dtype: `step` is f32 in the model, i32 in the file\n",

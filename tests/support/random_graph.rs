@@ -184,6 +184,12 @@ impl Maker {
             Lane::I32 => DType::I32,
             Lane::Bool => DType::Bool,
         };
+        if lane == Lane::I32 && self.rng.one_in(3) {
+            // The batch, as the run knows it.
+            let batch = Size::symbol(self.g.symbols.find("batch").expect("made at the start"));
+            let size = self.g.emit(Op::Size(batch), &[], DType::I32, Dims::new());
+            return (self.g.broadcast(size, dims), Known { bound: f64::from(BATCH), exact: true });
+        }
         (self.g.full(number, dtype, dims), Known { bound: f64::from(number).abs(), exact: true })
     }
 

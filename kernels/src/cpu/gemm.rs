@@ -7,7 +7,7 @@ mod simd;
 
 use std::ops::Range;
 
-use super::tile::{Bound, TileCode};
+use super::tile::{Bound, MAX_AXES, TileCode};
 use super::{Config, Launch, SpecError};
 use crate::size::{Env, Size};
 use crate::spec::{Body, Operand, Spec};
@@ -16,13 +16,13 @@ use micro::{Left, Micro};
 use pack::Source;
 
 /// Most steps of the contracted axis in a block: a right micro-panel of so many steps stays in L2 beside the left panels.
-pub(super) const DEPTH: usize = 384;
+pub(super) const DEPTH: usize = 512;
 /// Most rows of a block of the result; a multiple of every micro-kernel's rows.
 pub(super) const ROWS: usize = 168;
 /// Most elements of a packed left operand, kept for the whole contracted axis.
 pub(super) const LEFT: usize = 96 << 10;
 /// Most elements of a block of the result while the left operand stays packed: the epilogue finds them in L2.
-pub(super) const ACC: usize = 16 << 10;
+pub(super) const ACC: usize = 32 << 10;
 /// The same when the left operand is packed anew for every strip, which wants wide strips.
 pub(super) const ACC_WIDE: usize = 64 << 10;
 /// Blocks of the result below which a long contracted axis is split.
@@ -31,8 +31,6 @@ const SPLIT_BLOCKS: usize = 8;
 const SPLIT_DEPTH: usize = 4;
 /// Columns of a strip when the contracted axis is split.
 pub(super) const SPLIT_COLUMNS: usize = 128;
-/// Most axes of a result.
-pub(super) const AXES: usize = 16;
 
 /// [`Body::Matmul`], prepared.
 pub(crate) struct Matmul {
@@ -46,7 +44,7 @@ impl Matmul {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         let Body::Matmul(body) = &spec.body else { return Err(SpecError("not a matrix product".into())) };
         let rank = spec.dims.len();
-        if !(2..=AXES).contains(&rank) || body.a.strides.len() != rank || body.b.strides.len() != rank {
+        if !(2..=MAX_AXES).contains(&rank) || body.a.strides.len() != rank || body.b.strides.len() != rank {
             return Err(SpecError(format!("a product of rank {rank} with {} and {} strides", body.a.strides.len(), body.b.strides.len())));
         }
         let code = TileCode::new(spec, config)?;
@@ -55,8 +53,14 @@ impl Matmul {
         let (m, n, k) = (size(spec.dims[rank - 2]), size(spec.dims[rank - 1]), size(body.k));
         let fixed = spec.dims.iter().all(|d| d.as_fixed().is_some());
         let groups = spec.dims[..rank - 2].iter().fold(1usize, |p, &d| p.saturating_mul(size(d)));
-        let fewest = if fixed { split_blocks(groups, m, n) } else { 1 };
-        let space = Space { scratch: code.scratch_bytes(), ..space(m, n, k, fewest, micro) };
+        let of = |m, n| space(m, n, k, if fixed { split_blocks(groups, m, n) } else { 1 }, micro);
+        // See `run` for what a single column does.
+        let space = match spec.dims[rank - 1].as_fixed() {
+            Some(1) => of(1, m),
+            Some(_) => of(m, n),
+            None => of(m, n).max(&of(1, m)),
+        };
+        let space = Space { scratch: code.scratch_bytes(), ..space };
         Ok(Matmul { code, micro, threads: config.threads.max(1), space })
     }
 
@@ -69,14 +73,23 @@ impl Matmul {
         let env = launch.env;
         let (batch, sizes) = spec.dims.split_at(spec.dims.len() - 2);
         let groups = batch.iter().map(|d| d.usize_at(env)).product();
-        let (m, n, k) = (sizes[0].usize_at(env), sizes[1].usize_at(env), body.k.usize_at(env));
+        let (mut m, mut n, k) = (sizes[0].usize_at(env), sizes[1].usize_at(env), body.k.usize_at(env));
+        let (mut a, mut b) = (Matrix::new(&body.a, launch.args[0], env), Matrix::new(&body.b, launch.args[1], env));
+        // A matrix times a vector: the vector's one column would fill a lane of each vector register, so the product is
+        // computed transposed, which changes neither a sum nor, with one column, where the epilogue finds it.
+        let turned = n == 1;
+        if turned {
+            (m, n) = (n, m);
+            (a, b) = (b.turned(), a.turned());
+        }
         let room = Room { workspace: launch.workspace, space: &self.space, threads: self.threads, team: launch.team };
         let blocking = blocking(m, n, k, groups, self.threads.min(launch.team.threads()), self.micro);
         let product = Strided {
             spec,
             env,
-            a: Matrix::new(&body.a, launch.args[0], env),
-            b: Matrix::new(&body.b, launch.args[1], env),
+            a,
+            b,
+            turned,
             sizes: [groups, m, n, k],
             strip: blocking.columns,
             depth: even(k, DEPTH, 1),
@@ -172,6 +185,11 @@ impl<'a> Matrix<'a> {
         Matrix { operand, at, strides: [stride(rank - 2), stride(rank - 1)] }
     }
 
+    fn turned(self) -> Self {
+        let [rows, columns] = self.strides;
+        Matrix { strides: [columns, rows], ..self }
+    }
+
     /// Element (i, j) of the matrix at these batch coordinates.
     fn at(&self, batch: &[usize], i: usize, j: usize, env: &Env) -> *const f32 {
         let group: isize = batch.iter().zip(&self.operand.strides).map(|(&c, s)| c as isize * s.at(env) as isize).sum();
@@ -185,6 +203,8 @@ struct Strided<'a> {
     env: &'a Env,
     a: Matrix<'a>,
     b: Matrix<'a>,
+    /// Whether rows are the result's columns, of which there is one.
+    turned: bool,
     /// Products, rows, columns, contracted.
     sizes: [usize; 4],
     strip: usize,
@@ -199,8 +219,8 @@ unsafe impl Sync for Strided<'_> {}
 
 impl Strided<'_> {
     /// The coordinates of a group along the batch axes, and zeros after them.
-    fn origin(&self, group: usize) -> [usize; AXES] {
-        let mut at = [0; AXES];
+    fn origin(&self, group: usize) -> [usize; MAX_AXES] {
+        let mut at = [0; MAX_AXES];
         let mut rest = group;
         for axis in (0..self.spec.dims.len() - 2).rev() {
             let size = self.spec.dims[axis].usize_at(self.env);
@@ -277,6 +297,7 @@ impl Product for Strided<'_> {
 
     unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8) {
         let (rank, columns) = (self.spec.dims.len(), self.strip(strip));
+        let (rows, columns, stride) = if self.turned { (columns, rows, 1) } else { (rows, columns, stride) };
         let mut origin = self.origin(group);
         (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
         // SAFETY: the block is this worker's, and so is the scratch memory.

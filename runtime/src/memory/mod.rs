@@ -1,3 +1,3 @@
-//! Memory that is not planned: the caching pool.
+//! Where buffers live that have no place in a plan.
 
 pub mod pool;

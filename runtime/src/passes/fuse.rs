@@ -416,7 +416,9 @@ impl Builder<'_> {
 
     /// Whether parts of one concatenation or padding are among both: one kernel may write only one part of a buffer.
     fn shares_container(&self, a: &[NodeId], b: &[NodeId]) -> bool {
-        let container = |m: &NodeId| self.users[m.at()].iter().map(|u| u.0).find(|u| matches!(self.graph.node(*u).op, Op::Concat { .. } | Op::Pad { .. }));
+        let container = |m: &NodeId| {
+            self.users[m.at()].iter().map(|u| u.0).find(|u| matches!(self.graph.node(*u).op, Op::Concat { .. } | Op::Pad { .. }))
+        };
         a.iter().filter_map(container).any(|c| b.iter().filter_map(container).any(|d| c == d))
     }
 
@@ -503,7 +505,11 @@ impl Builder<'_> {
             });
             let Some(twin) = twin else { continue };
             let into = self.places[twin.at()].as_ref().expect("just found").cluster;
-            if self.list[place.cluster].members.len() > 1 || self.list[into].anchor != Some(twin) || !self.options.epilogues {
+            if self.list[place.cluster].members.len() > 1
+                || self.list[into].anchor != Some(twin)
+                || self.list[into].positions.is_some()
+                || !self.options.epilogues
+            {
                 continue;
             }
             self.list[place.cluster] = Cluster::default();

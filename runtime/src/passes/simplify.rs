@@ -1,10 +1,12 @@
 //! Simplification: the same outputs, assignments and checks from fewer and cheaper nodes.
 //!
 //! The graph is rebuilt node by node, in order; a node is looked at together with its operands, which are simple already,
-//! until a round changes nothing. **Exactness**: a rule may change the sign of a zero (x + 0 → x) and the bits of a NaN, and
-//! nothing else, with two exceptions that are at most more accurate: a folded constant is the scalar table's value where a
-//! kernel's would be within its tolerance, and x² is a product where a kernel's power would be within its tolerance. Rules that would lose
-//! an infinity or a NaN (x · 0 → 0) or that would sum in another order (a sum of sums) are not here.
+//! until a round changes nothing.
+//!
+//! **Exactness**: a rule may change the sign of a zero (x + 0 → x) and the bits of a NaN, and nothing else, with two
+//! exceptions that are at least as accurate: a folded constant is the scalar table's value, and x² is a product, rounded
+//! once, where a kernel's function would be within its tolerance. Rules that would lose an infinity or a NaN (x · 0 → 0) or
+//! sum in another order (a sum of sums) are not here.
 
 mod pool;
 mod scalar;

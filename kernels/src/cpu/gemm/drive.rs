@@ -92,6 +92,18 @@ pub(in super::super) struct Space {
 }
 
 impl Space {
+    /// Room for either.
+    pub fn max(&self, other: &Space) -> Space {
+        Space {
+            left: self.left.max(other.left),
+            right: self.right.max(other.right),
+            micro_panel: self.micro_panel.max(other.micro_panel),
+            acc: self.acc.max(other.acc),
+            scratch: self.scratch.max(other.scratch),
+            partial: self.partial.max(other.partial),
+        }
+    }
+
     /// Byte offsets of left, right, micro-panel, block and scratch in a worker's part, and the part's size.
     fn offsets(&self) -> [usize; 6] {
         let mut at = 0;

@@ -5,6 +5,8 @@
 //! (Van Zee and van de Geijn, 2015). Every element of the result is one chain of fused multiply-adds in the order of
 //! the contracted axis, so how a product is cut into blocks of rows and columns never changes a bit of it.
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use super::super::Isa;
 use super::pack;
 use super::simd::{Portable, Simd};
@@ -36,7 +38,11 @@ pub(in super::super) struct Micro {
 
 /// How a kernel finds the elements of its left panel.
 trait Walk: Copy {
-    unsafe fn at<const R: usize>(left: &Left, row: usize, step: usize) -> *const f32;
+    /// Whether the order of loads has to be kept: left to itself the compiler loads all rows first and spills the sums.
+    const IN_ORDER: bool;
+    /// The address of a step, to which the rows are relative.
+    unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32;
+    unsafe fn row(left: &Left, at: *const f32, row: usize) -> *const f32;
 }
 
 #[derive(Clone, Copy)]
@@ -46,18 +52,32 @@ struct Packed;
 struct Indirect;
 
 impl Walk for Packed {
+    const IN_ORDER: bool = false;
+
     #[inline(always)]
-    unsafe fn at<const R: usize>(left: &Left, row: usize, step: usize) -> *const f32 {
+    unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32 {
         // SAFETY: the caller stays inside the panel.
-        unsafe { left.base.add(step * R + row) }
+        unsafe { left.base.add(step * R) }
+    }
+    #[inline(always)]
+    unsafe fn row(_left: &Left, at: *const f32, row: usize) -> *const f32 {
+        // SAFETY: as above.
+        unsafe { at.add(row) }
     }
 }
 
 impl Walk for Indirect {
+    const IN_ORDER: bool = true;
+
     #[inline(always)]
-    unsafe fn at<const R: usize>(left: &Left, row: usize, step: usize) -> *const f32 {
+    unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32 {
         // SAFETY: the tables cover every row and step, and name elements of the tile at `base`.
-        unsafe { left.base.offset(*left.steps.add(step) as isize).offset(*left.rows.add(row) as isize) }
+        unsafe { left.base.offset(*left.steps.add(step) as isize) }
+    }
+    #[inline(always)]
+    unsafe fn row(left: &Left, at: *const f32, row: usize) -> *const f32 {
+        // SAFETY: as above.
+        unsafe { at.offset(*left.rows.add(row) as isize) }
     }
 }
 
@@ -79,10 +99,14 @@ unsafe fn kernel<S: Simd, W: Walk, const R: usize, const C: usize>(
             for (c, b) in b.iter_mut().enumerate() {
                 *b = S::load(right.add(step * right_stride + c * S::LANES));
             }
+            let at = W::step::<R>(&left, step);
             for (r, sum) in sum.iter_mut().enumerate() {
-                let a = S::splat(W::at::<R>(&left, r, step));
+                let a = S::splat(W::row(&left, at, r));
                 for (sum, b) in sum.iter_mut().zip(b) {
                     *sum = S::fma(a, b, *sum);
+                }
+                if W::IN_ORDER {
+                    compiler_fence(Ordering::SeqCst);
                 }
             }
         }

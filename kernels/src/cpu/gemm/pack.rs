@@ -55,14 +55,17 @@ pub(super) unsafe fn pack<S: Simd>(from: Source, count: usize, depth: usize, to:
                 }
             }
         }
-        let mut k = 0;
-        while from.step == 1 && k + 8 <= depth {
+        // A cache line of each row at a time: rows far apart may push each other out of the cache.
+        let blocks = if from.step == 1 { depth / 8 } else { 0 };
+        for first in (0..blocks).step_by(2) {
             for i in (0..count).step_by(8) {
-                let at = from.at.offset(i as isize * from.stride).add(k);
-                S::transpose(at, from.stride, (count - i).min(8), to.add(k * width + i), width);
+                for k in first..(first + 2).min(blocks) {
+                    let at = from.at.offset(i as isize * from.stride).add(8 * k);
+                    S::transpose(at, from.stride, (count - i).min(8), to.add(8 * k * width + i), width);
+                }
             }
-            k += 8;
         }
+        let k = 8 * blocks;
         for k in k..depth {
             for i in 0..count {
                 *to.add(k * width + i) = *from.at.offset(i as isize * from.stride + k as isize * from.step);

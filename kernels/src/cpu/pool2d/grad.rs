@@ -3,7 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{Common, Geometry, Source, Tile, Tiling, check_positions, in_fours};
+use super::forward::Source;
+use super::{Common, Geometry, Tile, Tiling, check_positions, in_fours};
 use crate::cpu::walk::{Scratch, Vectorized, Walk, check_operand, vectorized};
 use crate::cpu::{Config, Isa, Launch, SpecError};
 use crate::dtype::DType;
