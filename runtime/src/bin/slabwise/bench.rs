@@ -10,7 +10,7 @@ use slabwise::models::{Model, OptimizerKind, noise};
 use slabwise::prelude::F32;
 use slabwise::{Bytes, Device, Error, Params, Program, Result, Session, Trace};
 
-use crate::output::{Times, line};
+use crate::output::{Times, line, pairs};
 
 /// Steps are repeated for this long unless their number is given.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -76,9 +76,8 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         return line(report);
     }
-    let fields: Vec<(&String, &Value)> = report.as_object().into_iter().flatten().collect();
-    let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    fields.into_iter().try_for_each(|(name, value)| line(format_args!("{name:<width$}  {}", show(name, value))))
+    let fields: Vec<(&String, String)> = report.as_object().into_iter().flatten().map(|(name, value)| (name, show(name, value))).collect();
+    pairs(&fields)
 }
 
 /// A value as a person reads it; the ending of the name says what it counts.
