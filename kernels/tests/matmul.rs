@@ -24,14 +24,15 @@ fn plain(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
 /// Σₖ a·b in double precision and the sum of magnitudes, at one point.
 fn oracle(k: usize, a: (&[f32], &Operand), b: (&[f32], &Operand), at: &[usize], env: &Env) -> (f64, f64) {
     let rank = at.len();
-    let element = |(data, operand): (&[f32], &Operand), i: usize, j: usize| {
-        let mut at = at.to_vec();
-        (at[rank - 2], at[rank - 1]) = (i, j);
-        let index = operand.offset.at(env) + at.iter().zip(&operand.strides).map(|(&c, s)| c as i64 * s.at(env)).sum::<i64>();
-        f64::from(data[index as usize])
+    // The address of (i, 0) or (0, j), and elements between neighbours along the contracted axis.
+    let line = |operand: &Operand, free: usize, contracted: usize| {
+        let stride = |axis: usize| operand.strides[axis].at(env);
+        let batch: i64 = (0..rank - 2).map(|axis| at[axis] as i64 * stride(axis)).sum();
+        (operand.offset.at(env) + batch + at[free] as i64 * stride(free), stride(contracted))
     };
-    (0..k).fold((0.0, 0.0), |(sum, scale), kk| {
-        let term = element(a, at[rank - 2], kk) * element(b, kk, at[rank - 1]);
+    let ((a_start, a_step), (b_start, b_step)) = (line(a.1, rank - 2, rank - 1), line(b.1, rank - 1, rank - 2));
+    (0..k as i64).fold((0.0, 0.0), |(sum, scale), kk| {
+        let term = f64::from(a.0[(a_start + kk * a_step) as usize]) * f64::from(b.0[(b_start + kk * b_step) as usize]);
         (sum + term, scale + term.abs())
     })
 }
