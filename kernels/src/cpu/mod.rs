@@ -10,6 +10,7 @@ mod scatter;
 mod simd;
 mod team;
 mod tile;
+mod walk;
 
 pub use isa::Isa;
 pub use team::Team;

@@ -1,1 +1,2 @@
+//! MNIST.
 fn main() {}
