@@ -220,3 +220,33 @@ fn sizes_below_the_bound() {
         }
     }
 }
+
+/// Rows and columns in reverse: the operand begins at its last element.
+#[test]
+fn negative_strides() {
+    let (mut random, teams) = (Random(41), teams());
+    let (m, n, k) = (33, 50, 21);
+    let a = operand((m * k - 1) as i64, &[-(k as i64), -1]);
+    let b = operand(((k - 1) * n) as i64, &[-(n as i64), 1]);
+    let spec = plain(&[m, n], k, a, b);
+    let args = [random.floats(m * k), random.floats(k * n), vec![f32::NAN; m * n]];
+    for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
+        check(&spec, &[m, n], k, &args, &results[2], 1, isa);
+    }
+}
+
+#[test]
+#[should_panic(expected = "above the bound")]
+fn sizes_above_the_bound_are_refused() {
+    let mut spec = plain(&[4, 4], 4, operand(0, &[4, 1]), operand(0, &[4, 1]));
+    spec.dims[0] = Size::symbol(Symbol(0));
+    let env = |m| Env([m, 0, 0, 0, 0, 0, 0, 0]);
+    run(&spec, &env(3), &env(4), Isa::Portable, &teams()[0], &[vec![0.0; 16], vec![0.0; 16], vec![0.0; 16]]);
+}
+
+#[test]
+#[should_panic(expected = "argument 0 reaches")]
+fn elements_before_a_region_are_refused() {
+    let spec = plain(&[4, 4], 4, operand(0, &[-4, 1]), operand(0, &[4, 1]));
+    run(&spec, &Env::default(), &Env::default(), Isa::Portable, &teams()[0], &[vec![0.0; 16], vec![0.0; 16], vec![0.0; 16]]);
+}
