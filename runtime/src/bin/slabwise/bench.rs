@@ -42,6 +42,9 @@ pub struct Args {
     /// chain: the gradient with respect to x instead of the sum
     #[arg(long)]
     grad: bool,
+    /// Models: also the mean time of each kernel, in the order they run
+    #[arg(long)]
+    kernels: bool,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -133,8 +136,9 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
     let compile_s = start.elapsed().as_secs_f64();
     let (images, labels) = model.batch(args.batch as usize, 1);
     let steps = repeat(&mut session, &program, (&images, &labels), args.steps)?;
+    let kernels = if args.kernels { Some(session.profile(&program, (&images, &labels), 20)?) } else { None };
     let plan = program.plan();
-    Ok(json!({
+    let mut report = json!({
         "model": model.name(),
         "batch": args.batch,
         "optimizer": optimizer.name(),
@@ -151,7 +155,12 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
         "lower_bound_bytes": plan.lower_bound_bytes(),
         "peak_measured_bytes": session.last_run().peak_slab_bytes,
         "rss_peak_bytes": rss_peak_bytes(),
-    }))
+    });
+    if let Some(seconds) = kernels {
+        let list = plan.steps().zip(seconds).map(|(name, s)| json!({ "name": name, "us": s * 1e6 }));
+        report["kernels"] = Value::Array(list.collect());
+    }
+    Ok(report)
 }
 
 /// C = A·B of n × n f32 matrices that stay on the device.
