@@ -59,6 +59,7 @@ pub struct Session {
     budget: Option<Bytes>,
     slots: Vec<Slot>,
     stats: RunStats,
+    profile: Option<Vec<f64>>,
 }
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -97,6 +98,7 @@ impl Session {
             budget: None,
             slots: Vec::new(),
             stats: RunStats::default(),
+            profile: None,
         })
     }
 
@@ -292,7 +294,11 @@ impl Session {
                     Place::Sizes => self.sizes,
                 })
                 .collect();
+            let started = self.profile.as_ref().map(|_| Instant::now());
             step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+            if let (Some(started), Some(profile)) = (started, &mut self.profile) {
+                profile[at] += started.elapsed().as_secs_f64();
+            }
             if inner.guard > 0 {
                 crate::checks::after(self, inner, slab, at)?;
             }
@@ -436,6 +442,16 @@ impl Session {
             given[to] = Some(Buffer { generation, lengths, dtype: output.dtype, ..buffer });
         }
         Ok(given)
+    }
+
+    /// Runs a program `steps` times and returns the mean seconds of each of its kernels, in the order of
+    /// [`Plan::steps`](crate::Plan::steps).
+    pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<f64>> {
+        self.profile = Some(vec![0.0; program.inner.steps.len()]);
+        let result = (0..steps).try_for_each(|_| self.run(program, &feed).map(|_| ()));
+        let sums = self.profile.take().unwrap_or_default();
+        result?;
+        Ok(sums.into_iter().map(|s| s / f64::from(steps.max(1))).collect())
     }
 
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte

@@ -63,7 +63,6 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The training step with the model's own optimizer, and the inference, each in a session of its own.
 fn compare(model: Model, batch: u32, steps: u32) -> Result<[Measured; 2]> {
-    let (images, labels) = model.batch(batch as usize, 1);
     let open = || {
         let params = Params::seeded(0);
         let network = model.build(&params);
@@ -71,6 +70,8 @@ fn compare(model: Model, batch: u32, steps: u32) -> Result<[Measured; 2]> {
     };
     let (network, mut session) = open()?;
     let train = network.training(&mut session, batch, model.optimizer())?;
+    // Made once a step of this batch is known to fit.
+    let (images, labels) = model.batch(batch as usize, 1);
     let train = measure(&mut session, &train, (&images, &labels), steps)?;
     let (network, mut session) = open()?;
     let infer = network.inference(&mut session, batch)?;
