@@ -321,10 +321,18 @@ impl Session {
             return Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)));
         }
         let mut result = Ok(());
+        let mut fed: SmallVec<[(usize, bool); 8]> = SmallVec::new();
         feed.each(&mut |_, source| {
-            if let Source::Resident(buffer) | Source::Donated(crate::buffer::Donated(buffer)) = source
-                && result.is_ok()
-            {
+            let (buffer, given) = match &source {
+                Source::Resident(buffer) => (*buffer, false),
+                Source::Donated(donated) => (&donated.0, true),
+                Source::Host { .. } => return,
+            };
+            if fed.iter().any(|&(slot, gone)| slot == buffer.slot && (gone || given)) && result.is_ok() {
+                result = Err(Error::Donated { name: buffer.name.to_string() });
+            }
+            fed.push((buffer.slot, given));
+            if result.is_ok() {
                 result = self.resident(buffer).map(|_| ());
             }
         });
@@ -401,6 +409,14 @@ impl Session {
         Ok(Buffer { session: self.id, slot: self.slots.len() - 1, generation: 0, name: name.into(), dtype: T::DTYPE, lengths })
     }
 
+    /// Gives a buffer's bytes back; every handle of it is dead after that.
+    pub fn free(&mut self, buffer: Buffer) -> Result<()> {
+        let region = self.resident(&buffer)?;
+        self.slots[buffer.slot].generation += 1;
+        self.memory.release(region.arena);
+        Ok(())
+    }
+
     /// The elements of a buffer, row-major.
     pub fn download<T: Element>(&self, buffer: &Buffer) -> Result<ndarray::ArrayD<T>> {
         let region = self.resident(buffer)?;
@@ -427,7 +443,11 @@ impl Session {
             let slot = &mut self.slots[buffer.slot];
             slot.generation += 1;
             let (region, generation) = (slot.region, slot.generation);
-            let Some(to) = inner.inputs[at].donated_to.map(|t| t as usize).filter(|&t| t < N) else { continue };
+            let Some(to) = inner.inputs[at].donated_to.map(|t| t as usize).filter(|&t| t < N) else {
+                // Given to a program that has no use for the bytes: they go back to the host.
+                self.memory.release(region.arena);
+                continue;
+            };
             let output = &inner.buffers[inner.outputs[to]];
             let lengths = lengths(&output.dims, env);
             let bytes = (lengths.iter().product::<usize>() * output.dtype.bytes()) as u64;
