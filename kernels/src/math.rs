@@ -186,7 +186,7 @@ fn split(x: f32) -> (i32, f32) {
 fn ln_parts<A: Arith>(k: f32, f: f32, more: f32) -> f32 {
     let p = polynomial::<A, 8>(
         f,
-        [0.333_333_31, -0.250_008_2, 0.200_012_27, -0.166_233_57, 0.142_017_57, -0.131_601_81, 0.127_615_78, -0.076_345_03],
+        [0.333_333_3, -0.250_008_2, 0.200_012_27, -0.166_233_57, 0.142_017_57, -0.131_601_81, 0.127_615_78, -0.076_345_03],
     );
     let square = f * f;
     let small = A::fma(k, LN_2_LOW, A::fma(f * square, p, more));
@@ -283,7 +283,7 @@ fn quadrant(x: f32) -> (u32, f32) {
 fn sine<A: Arith>(n: u32, r: f32) -> f32 {
     let square = r * r;
     let s = polynomial::<A, 3>(square, [-0.166_666_55, 0.008_332_189, -0.000_195_182_85]);
-    let c = polynomial::<A, 3>(square, [0.041_666_646, -0.001_388_730_9, 0.000_024_432_327]);
+    let c = polynomial::<A, 3>(square, [0.041_666_646, -0.001_388_731, 0.000_024_432_327]);
     let sin = A::fma(r * square, s, r);
     let cos = A::fma(square * square, c, A::fma(square, -0.5, 1.0));
     let value = if n & 1 == 0 { sin } else { cos };
