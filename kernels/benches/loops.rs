@@ -1,13 +1,16 @@
 //! Loop kernels: fused elementwise chains, rows, reductions, an optimizer's update.
 
+#[path = "../tests/loops/builder.rs"]
+mod builder;
+
+use builder::Builder;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
-use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Memory, Region};
-use slabwise_kernels::scalar::{ScalarOp, Value};
-use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, Dims, Inst, Operand, ReduceOp, Spec, Store, ValueId};
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{ReduceOp, ValueId};
 
 fn main() {
     divan::main();
@@ -15,68 +18,27 @@ fn main() {
 
 const THREADS: [usize; 2] = [1, 2];
 
-/// A loop in the making.
-struct Builder {
-    spec: Spec,
-}
-
-impl Builder {
-    fn new(dims: &[i64], reduced: usize) -> Self {
-        let dims = dims.iter().map(|&d| Size::fixed(d)).collect();
-        Builder { spec: Spec { body: Body::Loop, dims, reduced, operands: vec![], indices: vec![], code: vec![], stores: vec![] } }
-    }
-
-    fn operand(&mut self, strides: &[i64]) -> u16 {
-        let strides: Dims = strides.iter().map(|&s| Size::fixed(s)).collect();
-        self.spec.operands.push(Operand { dtype: DType::F32, offset: Size::ZERO, strides });
-        (self.spec.operands.len() - 1) as u16
-    }
-
-    fn inst(&mut self, inst: Inst) -> ValueId {
-        self.spec.code.push(inst);
-        (self.spec.code.len() - 1) as ValueId
-    }
-
-    fn load(&mut self, strides: &[i64]) -> ValueId {
-        let operand = self.operand(strides);
-        self.inst(Inst::Load(operand))
-    }
-
-    fn number(&mut self, x: f32) -> ValueId {
-        self.inst(Inst::Const(Value::F32(x)))
-    }
-
-    fn op(&mut self, op: ScalarOp, args: &[ValueId]) -> ValueId {
-        let arg = |k: usize| args.get(k).copied().unwrap_or(0);
-        self.inst(Inst::Op(op, [arg(0), arg(1), arg(2)]))
-    }
-
-    fn store(&mut self, value: ValueId, operand: u16) {
-        self.spec.stores.push(Store { value, operand });
-    }
-
-    /// Times the kernel over memory of its own.
-    fn bench(self, bencher: Bencher, threads: usize) {
-        let env = Env::default();
-        let points: i64 = self.spec.dims.iter().map(|d| d.at(&env)).product();
-        let kernel = Kernel::new(self.spec, &env, &Config { threads, isa: Isa::detect() }).expect("a valid spec");
-        let team = Team::new(threads);
-        let mut memory = Memory::new();
-        let regions: Vec<Region> = kernel
-            .spec()
-            .arguments()
-            .iter()
-            .map(|(operand, dims, _)| {
-                let region = memory.reserve(operand.extent(dims, &env) * 4).expect("memory");
-                for (i, x) in memory.elements_mut::<f32>(&region).iter_mut().enumerate() {
-                    *x = (i % 1009) as f32 / 250.0 - 2.0;
-                }
-                region
-            })
-            .collect();
-        let workspace = memory.reserve(kernel.workspace()).expect("memory");
-        bencher.counter(ItemsCount::new(points as usize)).bench_local(|| kernel.run(&mut memory, &regions, &workspace, &env, &team));
-    }
+/// Times a kernel over memory of its own.
+fn bench(b: Builder, bencher: Bencher, threads: usize) {
+    let env = Env::default();
+    let points: i64 = b.spec.dims.iter().map(|d| d.at(&env)).product();
+    let kernel = Kernel::new(b.spec, &env, &Config { threads, isa: Isa::detect() }).expect("a valid spec");
+    let team = Team::new(threads);
+    let mut memory = Memory::new();
+    let regions: Vec<Region> = kernel
+        .spec()
+        .arguments()
+        .iter()
+        .map(|(operand, dims, _)| {
+            let region = memory.reserve(operand.extent(dims, &env) * 4).expect("memory");
+            for (i, x) in memory.elements_mut::<f32>(&region).iter_mut().enumerate() {
+                *x = (i % 1009) as f32 / 250.0 - 2.0;
+            }
+            region
+        })
+        .collect();
+    let workspace = memory.reserve(kernel.workspace()).expect("memory");
+    bencher.counter(ItemsCount::new(points as usize)).bench_local(|| kernel.run(&mut memory, &regions, &workspace, &env, &team));
 }
 
 const CHAIN: i64 = 1 << 24;
@@ -98,10 +60,10 @@ fn chain(b: &mut Builder) -> [ValueId; 4] {
 fn chain_forward(bencher: Bencher, threads: usize) {
     let mut b = Builder::new(&[CHAIN], 1);
     let [.., y] = chain(&mut b);
-    let sum = b.inst(Inst::Reduce(ReduceOp::Sum, y));
+    let sum = b.reduce(ReduceOp::Sum, y);
     let out = b.operand(&[0]);
     b.store(sum, out);
-    b.bench(bencher, threads);
+    bench(b, bencher, threads);
 }
 
 #[divan::bench(args = THREADS)]
@@ -121,21 +83,21 @@ fn chain_gradient(bencher: Bencher, threads: usize) {
     let grad = b.op(ScalarOp::Add, &[sum, one]);
     let out = b.operand(&[1]);
     b.store(grad, out);
-    b.bench(bencher, threads);
+    bench(b, bencher, threads);
 }
 
 #[divan::bench(args = [(64, 10), (64, 1000), (4096, 512)])]
 fn softmax(bencher: Bencher, (rows, cols): (i64, i64)) {
     let mut b = Builder::new(&[rows, cols], 1);
     let x = b.load(&[cols, 1]);
-    let max = b.inst(Inst::Reduce(ReduceOp::Max, x));
+    let max = b.reduce(ReduceOp::Max, x);
     let shifted = b.op(ScalarOp::Sub, &[x, max]);
     let e = b.op(ScalarOp::Exp, &[shifted]);
-    let sum = b.inst(Inst::Reduce(ReduceOp::Sum, e));
+    let sum = b.reduce(ReduceOp::Sum, e);
     let y = b.op(ScalarOp::Div, &[e, sum]);
     let out = b.operand(&[cols, 1]);
     b.store(y, out);
-    b.bench(bencher, 1);
+    bench(b, bencher, 1);
 }
 
 /// p, m, v from p, m, v, g, in place.
@@ -161,7 +123,7 @@ fn adam(bencher: Bencher, threads: usize) {
     b.store(p, 0);
     b.store(m, 1);
     b.store(v, 2);
-    b.bench(bencher, threads);
+    bench(b, bencher, threads);
 }
 
 /// [batch, n] → [n].
@@ -169,10 +131,10 @@ fn adam(bencher: Bencher, threads: usize) {
 fn bias_gradient(bencher: Bencher, (batch, n): (i64, i64)) {
     let mut b = Builder::new(&[n, batch], 1);
     let x = b.load(&[1, n]);
-    let sum = b.inst(Inst::Reduce(ReduceOp::Sum, x));
+    let sum = b.reduce(ReduceOp::Sum, x);
     let out = b.operand(&[1, 0]);
     b.store(sum, out);
-    b.bench(bencher, 2);
+    bench(b, bencher, 2);
 }
 
 /// [n, c, h, w] → [c].
@@ -180,10 +142,10 @@ fn bias_gradient(bencher: Bencher, (batch, n): (i64, i64)) {
 fn channel_sum(bencher: Bencher, (n, c, hw): (i64, i64, i64)) {
     let mut b = Builder::new(&[c, n, hw], 2);
     let x = b.load(&[hw, c * hw, 1]);
-    let sum = b.inst(Inst::Reduce(ReduceOp::Sum, x));
+    let sum = b.reduce(ReduceOp::Sum, x);
     let out = b.operand(&[1, 0, 0]);
     b.store(sum, out);
-    b.bench(bencher, 2);
+    bench(b, bencher, 2);
 }
 
 #[divan::bench(args = THREADS)]
@@ -193,7 +155,7 @@ fn transpose(bencher: Bencher, threads: usize) {
     let x = b.load(&[1, n]);
     let out = b.operand(&[n, 1]);
     b.store(x, out);
-    b.bench(bencher, threads);
+    bench(b, bencher, threads);
 }
 
 /// relu(x + bias) over rows.
@@ -206,5 +168,5 @@ fn bias_relu(bencher: Bencher, (rows, cols): (i64, i64)) {
     let y = b.op(ScalarOp::Relu, &[sum]);
     let out = b.operand(&[cols, 1]);
     b.store(y, out);
-    b.bench(bencher, 1);
+    bench(b, bencher, 1);
 }

@@ -311,6 +311,27 @@ impl Operand {
     }
 }
 
+impl Operand {
+    /// Whether no element is reached from two points of `dims`, as writing demands: ordered by stride, each axis steps over
+    /// all that the axes before it reach. (Layouts that interleave without meeting are refused too; nothing makes them.)
+    pub fn is_injective(&self, dims: &[Size], env: &Env) -> bool {
+        let mut axes: SmallVec<[(i64, i64); 8]> =
+            dims.iter().zip(&self.strides).map(|(d, s)| (s.at(env), d.at(env))).filter(|&(_, n)| n > 1).collect();
+        axes.sort_unstable();
+        let mut reach = 0i64;
+        axes.iter().all(|&(stride, n)| {
+            let clear = stride > reach;
+            reach = reach.saturating_add((n - 1).saturating_mul(stride));
+            clear
+        })
+    }
+
+    /// Whether the walk only goes forwards from its first element.
+    pub fn is_forward(&self, env: &Env) -> bool {
+        self.offset.at(env) >= 0 && self.strides.iter().all(|s| s.at(env) >= 0)
+    }
+}
+
 impl Body {
     /// The anchor's operands with the space each is walked over, in argument order.
     pub fn operands(&self, dims: &Dims) -> SmallVec<[(Operand, Dims, Access); 3]> {

@@ -53,13 +53,10 @@ impl Session {
             let result = step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team);
             self.pool.free(workspace).map_err(pool_error)?;
             let done = result.is_err() || at + 1 == inner.steps.len();
-            for (b, held) in held.iter_mut().enumerate() {
-                let ends = if done {
-                    !inner.outputs.contains(&b) || result.is_err()
-                } else {
-                    step.ends.contains(&b) && !inner.outputs.contains(&b)
-                };
-                if ends && let Some(region) = held.take() {
+            for (b, slot) in held.iter_mut().enumerate() {
+                let is_output = inner.outputs.contains(&b);
+                let ends = if done { !is_output || result.is_err() } else { step.ends.contains(&b) && !is_output };
+                if ends && let Some(region) = slot.take() {
                     self.pool.free(region).map_err(pool_error)?;
                 }
             }

@@ -123,8 +123,8 @@ impl Kernel {
     /// Runs the kernel over regions of `memory`, one per argument in the order of [`Spec::arguments`].
     ///
     /// # Panics
-    /// If `env` is above the bound, or a region is too small for what the kernel reaches under `env`, is not aligned to its elements (64 bytes for the
-    /// workspace), is not inside a live arena, or overlaps a region
+    /// If `env` is above the bound, or a region is too small for what the kernel reaches under `env`, is not aligned to its
+    /// elements (64 bytes for the workspace), is not inside a live arena, is written twice in one place, or overlaps a region
     /// that is written, other than as the same region with the same walk (in-place elementwise work): a plan that passed
     /// its checker never does this, so it is a bug of the caller, and memory safety does not depend on the caller.
     pub fn run(&self, memory: &mut Memory, args: &[Region], workspace: &Region, env: &Env, team: &Team) -> Result<(), Fault> {
@@ -158,9 +158,11 @@ impl Kernel {
             let needed = operand.extent(dims, env).saturating_mul(operand.dtype.bytes() as u64);
             assert!(needed <= args[i].bytes, "argument {i} reaches {needed} bytes of a region of {}", args[i].bytes);
             assert!(!args[i].overlaps(workspace), "argument {i} overlaps the workspace");
+            assert!(operand.is_forward(env), "argument {i} is walked backwards");
             if *access == Access::Read {
                 continue;
             }
+            assert!(operand.is_injective(dims, env), "argument {i} is written to one place from several points");
             for (j, (other, _, _)) in self.arguments.iter().enumerate().filter(|&(j, _)| j != i) {
                 if args[i].overlaps(&args[j]) {
                     let same = args[i] == args[j] && operand == other && self.is_pointwise(i) && self.is_pointwise(j);

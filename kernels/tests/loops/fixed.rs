@@ -1,1 +1,291 @@
+//! Single cases that random programs hardly meet.
 
+use slabwise_kernels::cpu::{Config, Isa, Kernel};
+use slabwise_kernels::dtype::{DType, Lane};
+use slabwise_kernels::random::uniform;
+use slabwise_kernels::scalar::{ScalarOp, Value};
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::{Inst, ReduceOp, Spec};
+
+use crate::builder::Builder;
+use crate::reference;
+use crate::support::{Bytes, run_all};
+
+fn le(x: &[i32]) -> Vec<u8> {
+    x.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// Folds `[rows, cols]` along columns or, transposed, along rows.
+fn fold(op: ReduceOp, x: &[f32], rows: i64, cols: i64, transposed: bool) -> Vec<Bytes> {
+    let mut b = Builder::new(&[rows, cols], 1);
+    let v = b.load(if transposed { &[1, 7] } else { &[7, 1] });
+    let y = b.reduce(op, v);
+    let finds = matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin);
+    let out = b.typed(if finds { DType::I32 } else { DType::F32 }, &[1, 0]);
+    b.store(y, out);
+    let mut bytes = Bytes::new();
+    bytes.push_f32(x);
+    bytes.push_f32(&vec![f32::NAN; rows as usize]);
+    let env = Env::default();
+    run_all(&b.spec, &env, &env, &bytes).into_iter().map(|(_, run)| run).collect()
+}
+
+#[test]
+fn nan_propagates_and_is_found_first() {
+    let nan = f32::NAN;
+    let inf = f32::INFINITY;
+    let x = [
+        [1.0, 5.0, nan, 9.0, nan, 0.0, 2.0],
+        [3.0, 3.0, -1.0, -1.0, 3.0, 0.0, -1.0],
+        [-0.0, 0.0, -0.0, 0.0, 0.0, 0.0, 0.0],
+        [-inf; 7],
+        [inf, -inf, inf, -inf, 0.0, 1.0, 2.0],
+    ];
+    for transposed in [false, true] {
+        let mut flat = vec![0.0; 49];
+        for (r, row) in x.iter().enumerate() {
+            for (c, &v) in row.iter().enumerate() {
+                flat[if transposed { c * 7 + r } else { r * 7 + c }] = v;
+            }
+        }
+        for run in fold(ReduceOp::Max, &flat, 5, 7, transposed) {
+            let y = run.f32s(1);
+            assert!(y[0].is_nan());
+            assert_eq!(y[1..], [3.0, 0.0, -inf, inf]);
+        }
+        for run in fold(ReduceOp::Min, &flat, 5, 7, transposed) {
+            assert!(run.f32s(1)[0].is_nan());
+            assert_eq!(run.f32s(1)[1..], [-1.0, 0.0, -inf, -inf]);
+        }
+        for run in fold(ReduceOp::ArgMax, &flat, 5, 7, transposed) {
+            assert_eq!(run.i32s(1), [2, 0, 0, 0, 0]);
+        }
+        for run in fold(ReduceOp::ArgMin, &flat, 5, 7, transposed) {
+            assert_eq!(run.i32s(1), [2, 2, 0, 0, 1]);
+        }
+    }
+}
+
+#[test]
+fn nothing_folds_to_the_identity() {
+    let inf = f32::INFINITY;
+    for (op, identity) in [(ReduceOp::Sum, 0.0), (ReduceOp::Prod, 1.0), (ReduceOp::Max, -inf), (ReduceOp::Min, inf)] {
+        for run in fold(op, &[], 3, 0, false) {
+            assert_eq!(run.f32s(1), [identity; 3]);
+        }
+    }
+    for run in fold(ReduceOp::ArgMax, &[], 3, 0, false) {
+        assert_eq!(run.i32s(1), [0; 3]);
+    }
+    for (op, identity) in [(ReduceOp::Any, 0u8), (ReduceOp::All, 1)] {
+        let mut b = Builder::new(&[2, 0], 1);
+        let k = b.typed(DType::Bool, &[0, 1]);
+        let v = b.inst(Inst::Load(k));
+        let y = b.reduce(op, v);
+        let out = b.typed(DType::Bool, &[1, 0]);
+        b.store(y, out);
+        let mut bytes = Bytes::new();
+        bytes.push(&[]);
+        bytes.push(&[9, 9]);
+        for (_, run) in run_all(&b.spec, &Env::default(), &Env::default(), &bytes) {
+            assert_eq!(run.all[run.args[1].0..][..2], [identity; 2]);
+        }
+    }
+}
+
+#[test]
+fn products_and_truth_values() {
+    let mut b = Builder::new(&[2, 40], 1);
+    let v = b.load(&[40, 1]);
+    let product = b.reduce(ReduceOp::Prod, v);
+    let two = b.number(2.0);
+    let large = b.op(ScalarOp::Ge, &[v, two]);
+    let any = b.reduce(ReduceOp::Any, large);
+    let all = b.reduce(ReduceOp::All, large);
+    for (value, dtype) in [(product, DType::F32), (any, DType::Bool), (all, DType::Bool)] {
+        let out = b.typed(dtype, &[1, 0]);
+        b.store(value, out);
+    }
+    let mut bytes = Bytes::new();
+    bytes.push_f32(&[[2.0; 40], std::array::from_fn(|i| if i == 33 { 3.0 } else { -1.0 })].concat());
+    bytes.push_f32(&[0.0; 2]);
+    bytes.push(&[9; 2]);
+    bytes.push(&[9; 2]);
+    for (_, run) in run_all(&b.spec, &Env::default(), &Env::default(), &bytes) {
+        assert_eq!(run.f32s(1), [2f32.powi(40), -3.0]);
+        assert_eq!(run.all[run.args[2].0..][..2], [1, 1]);
+        assert_eq!(run.all[run.args[3].0..][..2], [1, 0]);
+    }
+}
+
+/// Uniform numbers by index, in order and out of order, are those of the generator.
+#[test]
+fn uniform_is_the_generator() {
+    for strides in [[50, 1], [1, 30], [0, 7]] {
+        let mut b = Builder::new(&[30, 50], 0);
+        let state = b.typed(DType::I32, &[0, 0]);
+        b.spec.indices.push(strides.map(Size::fixed).into_iter().collect());
+        let index = b.inst(Inst::Index(0));
+        let u = b.inst(Inst::Uniform { state, stream: 5, index });
+        let out = b.operand(&[50, 1]);
+        b.store(u, out);
+        let mut bytes = Bytes::new();
+        bytes.push(&le(&[0x1234_5678, -2, 17]));
+        bytes.push_f32(&vec![9.0; 1500]);
+        for (_, run) in run_all(&b.spec, &Env::default(), &Env::default(), &bytes) {
+            for (i, y) in run.f32s(1).iter().enumerate() {
+                let index = strides[0] as u32 * (i as u32 / 50) + strides[1] as u32 * (i as u32 % 50);
+                assert_eq!(*y, uniform(0xFFFF_FFFE_1234_5678, 17, 5, index));
+            }
+        }
+    }
+}
+
+/// Two arguments exchanged in place: both are read before either is written.
+#[test]
+fn exchange_in_place() {
+    for n in [16, 1000, 1024, 5000] {
+        let mut b = Builder::new(&[n], 0);
+        let (x, y) = (b.load(&[1]), b.load(&[1]));
+        b.store(x, 1);
+        b.store(y, 0);
+        let mut bytes = Bytes::new();
+        let (a, c): (Vec<f32>, Vec<f32>) = (0..n).map(|i| (i as f32, -(i as f32))).unzip();
+        bytes.push_f32(&a);
+        bytes.push_f32(&c);
+        for (_, run) in run_all(&b.spec, &Env::default(), &Env::default(), &bytes) {
+            assert_eq!((run.f32s(0), run.f32s(1)), (c.clone(), a.clone()));
+        }
+    }
+}
+
+/// A value kept between two passes over columns that take many tiles, compared exactly.
+#[test]
+fn kept_values_of_long_columns() {
+    for (outer, len, inner) in [(2, 300, 40), (1, 2000, 17), (3, 70, 300)] {
+        let mut b = Builder::new(&[outer, inner, len], 1);
+        let strides = [len * inner, 1, inner];
+        let v = b.load(&strides);
+        let largest = b.reduce(ReduceOp::Max, v);
+        let below = b.op(ScalarOp::Sub, &[largest, v]);
+        let sum = b.reduce(ReduceOp::Sum, below);
+        let y = b.op(ScalarOp::Sub, &[below, sum]);
+        let out = b.operand(&strides);
+        b.store(y, out);
+        let n = (outer * len * inner) as usize;
+        let mut bytes = Bytes::new();
+        bytes.push_f32(&(0..n).map(|i| ((i * 37) % 101) as f32).collect::<Vec<_>>());
+        bytes.push_f32(&vec![0.0; n]);
+        let env = Env::default();
+        let expected = reference::run(&b.spec, &env, &bytes);
+        for (isa, run) in run_all(&b.spec, &env, &env, &bytes) {
+            assert!(run.all == expected, "{isa}: {outer} × {len} × {inner}");
+        }
+    }
+}
+
+/// Transposition by loads and by stores, of every stored type.
+#[test]
+fn transposed_copies() {
+    for dtype in DType::ALL {
+        for (rows, cols) in [(70, 45), (3, 500), (500, 3), (129, 16)] {
+            for by_store in [false, true] {
+                let mut b = Builder::new(&[rows, cols], 0);
+                let (forth, across) = ([cols, 1], [1, rows]);
+                let k = b.typed(dtype, if by_store { &forth } else { &across });
+                let v = b.inst(Inst::Load(k));
+                let out = b.typed(dtype, if by_store { &across } else { &forth });
+                b.store(v, out);
+                let n = (rows * cols) as usize;
+                let mut bytes = Bytes::new();
+                bytes.push(
+                    &(0..n * dtype.bytes())
+                        .map(|i| if dtype == DType::Bool { (i * 5 % 7 % 2) as u8 } else { (i * 31 % 127) as u8 })
+                        .collect::<Vec<_>>(),
+                );
+                bytes.push(&vec![0; n * dtype.bytes()]);
+                let env = Env::default();
+                let expected = reference::run(&b.spec, &env, &bytes);
+                for (isa, run) in run_all(&b.spec, &env, &env, &bytes) {
+                    assert!(run.all == expected, "{isa}: {rows} × {cols} of {dtype}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn stores_saturate_bytes() {
+    let mut b = Builder::new(&[6], 0);
+    let v = b.load(&[1]);
+    let out = b.typed(DType::U8, &[1]);
+    b.store(v, out);
+    let mut bytes = Bytes::new();
+    bytes.push_f32(&[-1.0, 0.9, 255.0, 300.0, f32::NAN, f32::INFINITY]);
+    bytes.push(&[7; 6]);
+    for (_, run) in run_all(&b.spec, &Env::default(), &Env::default(), &bytes) {
+        assert_eq!(run.all[run.args[1].0..][..6], [0, 0, 255, 255, 0, 255]);
+    }
+}
+
+fn valid() -> Builder {
+    let mut b = Builder::new(&[4, 5], 1);
+    let x = b.load(&[5, 1]);
+    let sum = b.reduce(ReduceOp::Sum, x);
+    let out = b.operand(&[1, 0]);
+    b.store(sum, out);
+    b
+}
+
+/// What no lowering makes is an error, not a wrong result.
+#[test]
+fn broken_specs_are_refused() {
+    let refused = |name: &str, break_it: &dyn Fn(&mut Spec)| {
+        let mut spec = valid().spec;
+        break_it(&mut spec);
+        let result = Kernel::new(spec, &Env::default(), &Config { threads: 1, isa: Isa::Portable });
+        assert!(result.is_err(), "{name} is accepted");
+    };
+    assert!(Kernel::new(valid().spec, &Env::default(), &Config { threads: 1, isa: Isa::Portable }).is_ok());
+    refused("a load of no operand", &|s| s.code[0] = Inst::Load(9));
+    refused("a later argument", &|s| s.code[0] = Inst::Cast(1, Lane::F32));
+    refused("a store of no value", &|s| s.stores[0].value = 7);
+    refused("a store to no operand", &|s| s.stores[0].operand = 7);
+    refused("two stores to one operand", &|s| s.stores.push(s.stores[0]));
+    refused("an anchor's value in a loop", &|s| s.code[0] = Inst::Acc);
+    refused("a reduction of nothing", &|s| s.reduced = 0);
+    refused("more reduced axes than axes", &|s| s.reduced = 3);
+    refused("a truth value of floats", &|s| s.code[1] = Inst::Reduce(ReduceOp::Any, 0));
+    refused("mixed lanes", &|s| {
+        s.code.push(Inst::Const(Value::I32(1)));
+        s.code.push(Inst::Op(ScalarOp::Add, [0, 2, 0]));
+    });
+    refused("a missing stride", &|s| drop(s.operands[0].strides.pop()));
+    refused("an index of nothing", &|s| s.code[0] = Inst::Index(0));
+    refused("a random number of a float", &|s| s.code[1] = Inst::Uniform { state: 0, stream: 0, index: 0 });
+    refused("nine axes", &|s| {
+        s.dims = std::iter::repeat_n(Size::ONE, 9).collect();
+        s.operands.iter_mut().for_each(|o| o.strides = s.dims.clone());
+    });
+}
+
+/// Memory safety does not depend on the caller: what would write one place twice, walk backwards or lie unaligned panics.
+#[test]
+fn unsafe_arguments_panic() {
+    let run = |change: &dyn Fn(&mut Spec), shift: usize| {
+        let mut spec = valid().spec;
+        change(&mut spec);
+        let kernel = Kernel::new(spec, &Env::default(), &Config { threads: 1, isa: Isa::Portable }).expect("a valid spec");
+        let mut bytes = Bytes::new();
+        bytes.push_f32(&[1.0; 40]);
+        bytes.push_f32(&[1.0; 40]);
+        bytes.args[0].0 += shift;
+        let team = slabwise_kernels::cpu::Team::new(1);
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bytes.run(&kernel, &Env::default(), &team))).is_err()
+    };
+    assert!(!run(&|_| (), 0));
+    assert!(run(&|s| s.operands[1].strides[0] = Size::ZERO, 0));
+    assert!(run(&|s| s.operands[0].strides[1] = Size::fixed(-1), 0));
+    assert!(run(&|s| s.operands[0].strides[1] = Size::fixed(100), 0));
+    assert!(run(&|_| (), 2));
+}

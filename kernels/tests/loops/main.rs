@@ -1,6 +1,9 @@
 //! Loop kernels against a reference that evaluates every point on its own.
 
+mod accuracy;
+mod builder;
 mod exact;
 mod fixed;
+mod operations;
 mod reference;
 mod support;

@@ -5,9 +5,6 @@ use crate::cpu::Launch;
 use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, Tile, VECTOR};
 use crate::spec::Spec;
 
-/// Side of the square tiles in which memory is transposed: two cache lines of floats.
-const SQUARE: usize = 32;
-
 impl Loop {
     /// # Safety
     /// As [`Loop::run`].
@@ -30,8 +27,9 @@ impl Loop {
         let bound = &bound;
         let dims = bound.dims();
         let transposes = |cs: isize, rs: isize| rs != 0 && cs.unsigned_abs() > 1 && rs.unsigned_abs() < cs.unsigned_abs();
-        let square = dims[row] > 1 && bound.walks().iter().any(|w| transposes(w.strides[col], w.strides[row]));
-        let wide = dims[col].min(if square { SQUARE } else { TILE });
+        // Tall tiles where memory is transposed: it is read in runs of several cache lines, and written in whole ones.
+        let tall = dims[row] > 1 && bound.walks().iter().any(|w| transposes(w.strides[col], w.strides[row]));
+        let wide = dims[col].min(if tall { VECTOR } else { TILE });
         let high = dims[row].min(TILE / wide.next_multiple_of(VECTOR));
         let (across, down) = (dims[col].div_ceil(wide), dims[row].div_ceil(high));
         let tiles = dims[..row].iter().product::<usize>() * down * across;

@@ -66,10 +66,10 @@ impl Reduction {
             }
             Along::Rows => points.saturating_mul(VECTOR).max(KEPT_LANES),
         };
+        if kept_lanes.saturating_mul(crossing) > isize::MAX as usize / 64 {
+            return Err(SpecError(format!("rows of {points} elements cannot be kept")));
+        }
         if crossing > 0 {
-            if kept_lanes > isize::MAX as usize / 64 / crossing {
-                return Err(SpecError(format!("rows of {points} elements cannot be kept")));
-            }
             code.keep(kept_lanes);
         }
         let all = order[..kept].iter().fold(points, |p, &a| p.saturating_mul(size(a)));
@@ -278,7 +278,9 @@ impl Run<'_> {
                     at[axis] = rest % dims[axis];
                     rest /= dims[axis];
                 }
-                machine.seek(&at[..dims.len()], Some(cut.row), Some(cut.col));
+                if cut.tiles > 1 {
+                    machine.seek(&at[..dims.len()], Some(cut.row), Some(cut.col));
+                }
                 let len = dims[cut.folded_axis];
                 let kept_at = match self.along {
                     Along::Columns => (outer * len.next_multiple_of(VECTOR) + first) * cut.group_len,
@@ -290,8 +292,10 @@ impl Run<'_> {
                 machine.store_full(level, &tile);
             }
             machine.finish(level, group);
-            at[cut.reduced..dims.len()].fill(0);
-            machine.seek(&at[..dims.len()], Some(cut.row), Some(cut.col));
+            if cut.tiles > 1 {
+                at[cut.reduced..dims.len()].fill(0);
+                machine.seek(&at[..dims.len()], Some(cut.row), Some(cut.col));
+            }
         }
     }
 }

@@ -120,6 +120,16 @@ unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T 
     let dst = block.ptr.cast::<T>();
     // SAFETY: the caller's promise; every element lies at a coordinate inside the block.
     unsafe {
+        if block.cs != 1 && !view.flat && block.rs.unsigned_abs() < block.cs.unsigned_abs() {
+            // The memory runs down the columns: so does the inner loop.
+            for c in 0..block.cols {
+                let line = dst.offset(c as isize * block.cs);
+                for r in 0..block.rows as isize {
+                    *line.offset(r * block.rs) = narrow(*view.ptr.offset(r * view.rs).add(c));
+                }
+            }
+            return;
+        }
         for r in 0..block.rows {
             let line = dst.offset(r as isize * block.rs);
             let src = view.ptr.offset(r as isize * view.rs);

@@ -134,9 +134,23 @@ impl<O: Lanewise> Routine for Columns<O> {
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &FoldCall) {
         let (whole, rest) = (call.cols / VECTOR, call.cols % VECTOR);
+        // The columns of the last, broken vector that count, as a mask.
+        let mut counts = [0u32; VECTOR];
+        counts[..rest].fill(u32::MAX);
+        let masked = |v: &Vector| {
+            let mut masked = [0; VECTOR];
+            for l in 0..VECTOR {
+                masked[l] = (v[l] & counts[l]) | (call.identity & !counts[l]);
+            }
+            masked
+        };
         for r in 0..call.rows {
             // SAFETY: the caller's promise.
-            let line = unsafe { line(call, r) };
+            let (line, acc) = unsafe { (line(call, r), &mut *call.acc.add(r * VECTOR).cast::<Vector>()) };
+            if whole == 0 {
+                join_all::<O, A>(acc, &masked(&line[0]));
+                continue;
+            }
             let mut sums = [[call.identity; VECTOR]; SIDE];
             let mut blocks = line[..whole].chunks_exact(SIDE);
             for block in &mut blocks {
@@ -148,18 +162,13 @@ impl<O: Lanewise> Routine for Columns<O> {
                 join_all::<O, A>(sum, v);
             }
             if rest > 0 {
-                let last = std::array::from_fn(|l| if l < rest { line[whole][l] } else { call.identity });
-                join_all::<O, A>(&mut sums[SIDE - 1], &last);
+                join_all::<O, A>(&mut sums[SIDE - 1], &masked(&line[whole]));
             }
             let [mut a, b, mut c, d] = sums;
             join_all::<O, A>(&mut a, &b);
             join_all::<O, A>(&mut c, &d);
             join_all::<O, A>(&mut a, &c);
-            // SAFETY: the caller's promise.
-            let acc = unsafe { lanes(call.acc.add(r * VECTOR), VECTOR) };
-            for (x, y) in acc.iter_mut().zip(a) {
-                *x = join::<O, A>(*x, y);
-            }
+            join_all::<O, A>(acc, &a);
         }
     }
 }
@@ -198,16 +207,18 @@ impl<O: Lanewise> Routine for Finish<O> {
         for r in 0..call.rows {
             // Row r of the results lies at or before the accumulators of row r, so nothing unread is overwritten.
             // SAFETY: the caller's promise.
-            let mut acc: Vector = unsafe { *call.acc.add(r * VECTOR).cast() };
-            let mut half = VECTOR / 2;
-            while half > 0 {
-                for l in 0..half {
-                    acc[l] = join::<O, A>(acc[l], acc[l + half]);
-                }
-                half /= 2;
+            let acc: Vector = unsafe { *call.acc.add(r * VECTOR).cast() };
+            let mut eight = [0; 8];
+            for l in 0..8 {
+                eight[l] = join::<O, A>(acc[l], acc[l + 8]);
             }
+            let mut four = [0; 4];
+            for l in 0..4 {
+                four[l] = join::<O, A>(eight[l], eight[l + 4]);
+            }
+            let two = [join::<O, A>(four[0], four[2]), join::<O, A>(four[1], four[3])];
             // SAFETY: the caller's promise.
-            unsafe { *call.out.add(r) = acc[0] };
+            unsafe { *call.out.add(r) = join::<O, A>(two[0], two[1]) };
         }
     }
 }
