@@ -19,7 +19,7 @@ use crate::trace::Trace;
 pub struct Adam(Moments);
 
 /// Adam with decoupled weight decay (Loshchilov & Hutter 2019): like [`Adam`], but first w ← w − η·λ·w. Its states are
-/// "adamw.m.<weight>" and "adamw.v.<weight>".
+/// `adamw.m.<weight>` and `adamw.v.<weight>`.
 #[derive(Clone, Debug)]
 pub struct AdamW(Moments);
 
