@@ -99,6 +99,47 @@ impl<T: Word + CastTo<U> + 'static, U: Word + 'static> Lanewise for Cast<T, U> {
     }
 }
 
+/// The code of one operation applied to the result of another: `outer(inner(x, y), z)`, or with `SWAPPED` arguments
+/// `outer(z, inner(x, y))`. Each rounds for itself, so the bits are those of the two operations one after the other.
+struct Pair<I, O, const SWAPPED: bool>(PhantomData<(I, O)>);
+
+impl<T: Word + 'static, I, O, const SWAPPED: bool> Lanewise for Pair<I, O, SWAPPED>
+where
+    I: Lanewise<In = T, Out = T>,
+    O: Lanewise<In = T, Out = T>,
+{
+    type In = T;
+    type Out = T;
+    const ARITY: usize = I::ARITY + O::ARITY - 1;
+    #[inline(always)]
+    fn apply<A: Arith>([x, y, z]: [T; 3]) -> T {
+        let inner = I::apply::<A>([x, y, y]);
+        O::apply::<A>(if SWAPPED { [z, inner, inner] } else { [inner, z, z] })
+    }
+}
+
+/// Hands the code of `outer` after `inner` on floats to the visitor, where there is such code: for sums, differences and
+/// products of sums, differences and products, and for `relu` of those. `swapped` if the inner result is the second argument.
+pub(crate) fn visit_pair<V: Visit>(inner: ScalarOp, outer: ScalarOp, swapped: bool, visitor: V) -> Option<V::Output> {
+    use code::{Add, Mul, Relu, Sub};
+    fn after<I: Lanewise<In = f32, Out = f32>, V: Visit>(outer: ScalarOp, swapped: bool, visitor: V) -> Option<V::Output> {
+        Some(match (outer, swapped) {
+            (ScalarOp::Add, _) => visitor.visit::<Pair<I, Add<f32>, false>>(),
+            (ScalarOp::Mul, _) => visitor.visit::<Pair<I, Mul<f32>, false>>(),
+            (ScalarOp::Sub, false) => visitor.visit::<Pair<I, Sub<f32>, false>>(),
+            (ScalarOp::Sub, true) => visitor.visit::<Pair<I, Sub<f32>, true>>(),
+            (ScalarOp::Relu, _) => visitor.visit::<Pair<I, Relu<f32>, false>>(),
+            _ => return None,
+        })
+    }
+    match inner {
+        ScalarOp::Add => after::<Add<f32>, V>(outer, swapped, visitor),
+        ScalarOp::Sub => after::<Sub<f32>, V>(outer, swapped, visitor),
+        ScalarOp::Mul => after::<Mul<f32>, V>(outer, swapped, visitor),
+        _ => None,
+    }
+}
+
 /// [`ScalarOp::visit`] for casts.
 pub(crate) fn visit_cast<V: Visit>(from: Lane, to: Lane, visitor: V) -> V::Output {
     match (from, to) {

@@ -24,14 +24,15 @@ fn plain(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
 /// Σₖ a·b in double precision and the sum of magnitudes, at one point.
 fn oracle(k: usize, a: (&[f32], &Operand), b: (&[f32], &Operand), at: &[usize], env: &Env) -> (f64, f64) {
     let rank = at.len();
-    let element = |(data, operand): (&[f32], &Operand), i: usize, j: usize| {
-        let mut at = at.to_vec();
-        (at[rank - 2], at[rank - 1]) = (i, j);
-        let index = operand.offset.at(env) + at.iter().zip(&operand.strides).map(|(&c, s)| c as i64 * s.at(env)).sum::<i64>();
-        f64::from(data[index as usize])
+    // The address of (i, 0) or (0, j), and elements between neighbours along the contracted axis.
+    let line = |operand: &Operand, free: usize, contracted: usize| {
+        let stride = |axis: usize| operand.strides[axis].at(env);
+        let batch: i64 = (0..rank - 2).map(|axis| at[axis] as i64 * stride(axis)).sum();
+        (operand.offset.at(env) + batch + at[free] as i64 * stride(free), stride(contracted))
     };
-    (0..k).fold((0.0, 0.0), |(sum, scale), kk| {
-        let term = element(a, at[rank - 2], kk) * element(b, kk, at[rank - 1]);
+    let ((a_start, a_step), (b_start, b_step)) = (line(a.1, rank - 2, rank - 1), line(b.1, rank - 1, rank - 2));
+    (0..k as i64).fold((0.0, 0.0), |(sum, scale), kk| {
+        let term = f64::from(a.0[(a_start + kk * a_step) as usize]) * f64::from(b.0[(b_start + kk * b_step) as usize]);
         (sum + term, scale + term.abs())
     })
 }
@@ -218,4 +219,34 @@ fn sizes_below_the_bound() {
             }
         }
     }
+}
+
+/// Rows and columns in reverse: the operand begins at its last element.
+#[test]
+fn negative_strides() {
+    let (mut random, teams) = (Random(41), teams());
+    let (m, n, k) = (33, 50, 21);
+    let a = operand((m * k - 1) as i64, &[-(k as i64), -1]);
+    let b = operand(((k - 1) * n) as i64, &[-(n as i64), 1]);
+    let spec = plain(&[m, n], k, a, b);
+    let args = [random.floats(m * k), random.floats(k * n), vec![f32::NAN; m * n]];
+    for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
+        check(&spec, &[m, n], k, &args, &results[2], 1, isa);
+    }
+}
+
+#[test]
+#[should_panic(expected = "above the bound")]
+fn sizes_above_the_bound_are_refused() {
+    let mut spec = plain(&[4, 4], 4, operand(0, &[4, 1]), operand(0, &[4, 1]));
+    spec.dims[0] = Size::symbol(Symbol(0));
+    let env = |m| Env([m, 0, 0, 0, 0, 0, 0, 0]);
+    run(&spec, &env(3), &env(4), Isa::Portable, &teams()[0], &[vec![0.0; 16], vec![0.0; 16], vec![0.0; 16]]);
+}
+
+#[test]
+#[should_panic(expected = "argument 0 reaches")]
+fn elements_before_a_region_are_refused() {
+    let spec = plain(&[4, 4], 4, operand(0, &[-4, 1]), operand(0, &[4, 1]));
+    run(&spec, &Env::default(), &Env::default(), Isa::Portable, &teams()[0], &[vec![0.0; 16], vec![0.0; 16], vec![0.0; 16]]);
 }

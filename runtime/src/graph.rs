@@ -61,8 +61,6 @@ pub struct InputInfo {
     pub dims: Dims,
     /// Its bytes become those of the output of this position.
     pub donated_to: Option<u32>,
-    /// Lives in a buffer of the user's, rather than in the slab.
-    pub resident: bool,
 }
 
 /// A weight or a state of a program, by name.

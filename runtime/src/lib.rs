@@ -43,6 +43,11 @@ pub use slabwise_planner::Bytes;
 pub use tensor::{AxisSet, Operand, Tensor};
 pub use trace::{State, Trace};
 
+/// The program in the readme is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 /// What most programs need: `use slabwise::prelude::*`.
 pub mod prelude {
     pub use crate::nn::Module;

@@ -275,7 +275,7 @@ mod tests {
         let mut g = Graph::default();
         let mut ids = Vec::new();
         for (i, a) in arrays.iter().enumerate() {
-            g.inputs.push(InputInfo { name: "x", dtype: a.dtype, dims: sizes(&a.dims), donated_to: None, resident: false });
+            g.inputs.push(InputInfo { name: "x", dtype: a.dtype, dims: sizes(&a.dims), donated_to: None });
             ids.push(g.emit(Op::Input(i as u32), &[], a.dtype, sizes(&a.dims)));
         }
         let last = build(&mut g, &ids);

@@ -59,6 +59,7 @@ pub struct Session {
     budget: Option<Bytes>,
     slots: Vec<Slot>,
     stats: RunStats,
+    profile: Option<Vec<f64>>,
 }
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -97,6 +98,7 @@ impl Session {
             budget: None,
             slots: Vec::new(),
             stats: RunStats::default(),
+            profile: None,
         })
     }
 
@@ -292,7 +294,11 @@ impl Session {
                     Place::Sizes => self.sizes,
                 })
                 .collect();
+            let started = self.profile.as_ref().map(|_| Instant::now());
             step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+            if let (Some(started), Some(profile)) = (started, &mut self.profile) {
+                profile[at] += started.elapsed().as_secs_f64();
+            }
             if inner.guard > 0 {
                 crate::checks::after(self, inner, slab, at)?;
             }
@@ -315,10 +321,18 @@ impl Session {
             return Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)));
         }
         let mut result = Ok(());
+        let mut fed: SmallVec<[(usize, bool); 8]> = SmallVec::new();
         feed.each(&mut |_, source| {
-            if let Source::Resident(buffer) | Source::Donated(crate::buffer::Donated(buffer)) = source
-                && result.is_ok()
-            {
+            let (buffer, given) = match &source {
+                Source::Resident(buffer) => (*buffer, false),
+                Source::Donated(donated) => (&donated.0, true),
+                Source::Host { .. } => return,
+            };
+            if fed.iter().any(|&(slot, gone)| slot == buffer.slot && (gone || given)) && result.is_ok() {
+                result = Err(Error::Donated { name: buffer.name.to_string() });
+            }
+            fed.push((buffer.slot, given));
+            if result.is_ok() {
                 result = self.resident(buffer).map(|_| ());
             }
         });
@@ -395,6 +409,14 @@ impl Session {
         Ok(Buffer { session: self.id, slot: self.slots.len() - 1, generation: 0, name: name.into(), dtype: T::DTYPE, lengths })
     }
 
+    /// Gives a buffer's bytes back; every handle of it is dead after that.
+    pub fn free(&mut self, buffer: Buffer) -> Result<()> {
+        let region = self.resident(&buffer)?;
+        self.slots[buffer.slot].generation += 1;
+        self.memory.release(region.arena);
+        Ok(())
+    }
+
     /// The elements of a buffer, row-major.
     pub fn download<T: Element>(&self, buffer: &Buffer) -> Result<ndarray::ArrayD<T>> {
         let region = self.resident(buffer)?;
@@ -421,7 +443,11 @@ impl Session {
             let slot = &mut self.slots[buffer.slot];
             slot.generation += 1;
             let (region, generation) = (slot.region, slot.generation);
-            let Some(to) = inner.inputs[at].donated_to.map(|t| t as usize).filter(|&t| t < N) else { continue };
+            let Some(to) = inner.inputs[at].donated_to.map(|t| t as usize).filter(|&t| t < N) else {
+                // Given to a program that has no use for the bytes: they go back to the host.
+                self.memory.release(region.arena);
+                continue;
+            };
             let output = &inner.buffers[inner.outputs[to]];
             let lengths = lengths(&output.dims, env);
             let bytes = (lengths.iter().product::<usize>() * output.dtype.bytes()) as u64;
@@ -436,6 +462,16 @@ impl Session {
             given[to] = Some(Buffer { generation, lengths, dtype: output.dtype, ..buffer });
         }
         Ok(given)
+    }
+
+    /// Runs a program `steps` times and returns the mean seconds of each of its kernels, in the order of
+    /// [`Plan::steps`](crate::Plan::steps).
+    pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<f64>> {
+        self.profile = Some(vec![0.0; program.inner.steps.len()]);
+        let result = (0..steps).try_for_each(|_| self.run(program, &feed).map(|_| ()));
+        let sums = self.profile.take().unwrap_or_default();
+        result?;
+        Ok(sums.into_iter().map(|s| s / f64::from(steps.max(1))).collect())
     }
 
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte

@@ -123,9 +123,31 @@ impl Trace {
             if g.inputs.iter().any(|i| i.name == name) {
                 return Err(format!("input \"{name}\" is declared a second time"));
             }
-            g.inputs.push(InputInfo { name, dtype, dims: dims.clone(), donated_to: None, resident: false });
+            g.inputs.push(InputInfo { name, dtype, dims: dims.clone(), donated_to: None });
             Ok(g.emit(Op::Input(g.inputs.len() as u32 - 1), &[], dtype, dims))
         })
+    }
+
+    /// Says that the bytes of an input become those of output `position` of the program: a [`Buffer`](crate::Buffer) fed to
+    /// it by [`donate`](crate::Buffer::donate) holds that output after the run, and every handle made before is dead. The
+    /// two have one type and shape; each is named once.
+    #[track_caller]
+    pub fn donate(&self, input: Tensor<'_>, position: usize) {
+        let at = Location::caller();
+        if input.is_poisoned() {
+            return;
+        }
+        let mut building = self.building.borrow_mut();
+        let found = std::ptr::eq(input.trace, self).then(|| building.graph.node(input.id).op.clone());
+        let Some(Op::Input(i)) = found else {
+            return building.mistake(at, "", "donate: only an input of this trace can be donated".into());
+        };
+        let twice = building.graph.inputs.iter().any(|known| known.donated_to == Some(position as u32));
+        let info = &mut building.graph.inputs[i as usize];
+        let name = info.name;
+        if twice || info.donated_to.replace(position as u32).is_some() {
+            building.mistake(at, "", format!("donate: input \"{name}\" or output {position} is donated a second time"));
+        }
     }
 
     /// The value of a parameter, as it is when a step begins.
@@ -291,7 +313,17 @@ impl Trace {
         }
         let mut graph = building.graph.clone();
         graph.outputs = outputs.iter().map(|o| o.id).collect();
-        Ok(graph)
+        for info in &graph.inputs {
+            let Some(position) = info.donated_to else { continue };
+            let output = graph.outputs.get(position as usize).map(|&o| graph.node(o));
+            if output.is_none_or(|o| (o.dtype, &o.dims) != (info.dtype, &info.dims)) {
+                let is = output.map_or("does not exist".into(), |o| format!("is {} {}", o.dtype, graph.symbols.show(&o.dims)));
+                let message =
+                    format!("donate: input \"{}\" is {} {}, output {position} {is}", info.name, info.dtype, graph.symbols.show(&info.dims));
+                building.mistake(Location::caller(), "", message);
+            }
+        }
+        if building.mistakes.is_empty() { Ok(graph) } else { Err(building.mistakes.clone()) }
     }
 
     /// Writes an operation down. `build` adds its nodes and says which is the result, or what is wrong; then none is added.

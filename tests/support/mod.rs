@@ -58,7 +58,7 @@ pub fn graph() -> Graph {
 /// Adds an input.
 pub fn input(graph: &mut Graph, dtype: DType, dims: &Dims) -> NodeId {
     let at = graph.inputs.len() as u32;
-    graph.inputs.push(InputInfo { name: "input", dtype, dims: dims.clone(), donated_to: None, resident: false });
+    graph.inputs.push(InputInfo { name: "input", dtype, dims: dims.clone(), donated_to: None });
     graph.emit(Op::Input(at), &[], dtype, dims.clone())
 }
 

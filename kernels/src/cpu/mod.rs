@@ -68,6 +68,7 @@ unsafe impl Sync for Launch<'_> {}
 pub struct Kernel {
     spec: Spec,
     arguments: Vec<(Operand, Dims, Access)>,
+    bound: Env,
     body: Prepared,
 }
 
@@ -97,7 +98,7 @@ impl Kernel {
             Body::CheckIndex(_) => Prepared::CheckIndex(gather::CheckIndex::new(&spec, bound, config)?),
         };
         let arguments = spec.arguments();
-        Ok(Kernel { spec, arguments, body })
+        Ok(Kernel { spec, arguments, bound: *bound, body })
     }
 
     /// The spec this was prepared from.
@@ -122,7 +123,7 @@ impl Kernel {
     /// Runs the kernel over regions of `memory`, one per argument in the order of [`Spec::arguments`].
     ///
     /// # Panics
-    /// If a region is too small for what the kernel reaches under `env`, is not aligned to its elements (64 bytes for the
+    /// If `env` is above the bound, or a region is too small for what the kernel reaches under `env`, is not aligned to its elements (64 bytes for the
     /// workspace), is not inside a live arena, or overlaps a region
     /// that is written, other than as the same region with the same walk (in-place elementwise work): a plan that passed
     /// its checker never does this, so it is a bug of the caller, and memory safety does not depend on the caller.
@@ -149,6 +150,7 @@ impl Kernel {
 
     fn check(&self, args: &[Region], workspace: &Region, env: &Env) {
         assert_eq!(args.len(), self.arguments.len(), "one region per argument");
+        assert!(env.0.iter().zip(self.bound.0).all(|(&size, most)| size <= most), "sizes {:?} above the bound {:?}", env.0, self.bound.0);
         assert!(workspace.bytes >= self.workspace(), "workspace of {} bytes, {} needed", workspace.bytes, self.workspace());
         assert!(workspace.offset.is_multiple_of(64), "workspace at {}, not 64-byte aligned", workspace.offset);
         for (i, (operand, dims, access)) in self.arguments.iter().enumerate() {

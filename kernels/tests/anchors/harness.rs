@@ -148,7 +148,8 @@ pub fn run(spec: &Spec, batch: usize, given: &[Option<Values>]) -> Result<Vec<Va
 }
 
 fn run_once(spec: &Spec, batch: usize, given: &[Option<Values>], config: &Config) -> Result<Vec<Values>, Fault> {
-    let (bound, env) = (Env([BOUND as u32; 8]), Env([batch as u32; 8]));
+    // A first axis of fixed size may be longer than the bound; no size depends on the symbol then.
+    let (bound, env) = (Env([BOUND as u32; 8]), Env([batch.min(BOUND) as u32; 8]));
     let kernel = Kernel::new(spec.clone(), &bound, config).unwrap();
     let arguments = spec.arguments();
     assert_eq!(arguments.len(), given.len());

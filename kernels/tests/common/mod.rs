@@ -7,7 +7,7 @@ use slabwise_kernels::memory::{Memory, Region};
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Operand, Spec};
 
-/// Bytes of a guard zone.
+/// Bytes of a guard zone, a multiple of every alignment.
 const GUARD: u64 = 256;
 /// What guard zones and the workspace hold: a NaN.
 const POISON: u32 = 0x7fde_adbe;
@@ -57,32 +57,27 @@ pub fn contiguous(dims: &[usize]) -> Vec<i64> {
     strides
 }
 
-/// Runs a spec prepared for `bound` under `env` on copies of `args` and returns them afterwards.
+/// Runs a spec prepared for `bound` under `env` on copies of `args` and returns them afterwards. Arguments and workspace
+/// lie between guard zones or, for two threads, in arenas of their own, whose ends an address sanitizer watches.
 pub fn run(spec: &Spec, bound: &Env, env: &Env, isa: Isa, team: &Team, args: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let kernel = Kernel::new(spec.clone(), bound, &Config { threads: team.threads(), isa }).expect("a valid spec");
-    let sizes: Vec<u64> = args.iter().map(|a| 4 * a.len() as u64).chain([kernel.workspace()]).collect();
     let mut memory = Memory::new();
-    let all = memory.reserve(sizes.iter().map(|s| s.next_multiple_of(64) + 2 * GUARD).sum()).unwrap();
-    memory.elements_mut::<i32>(&all).fill(POISON as i32);
-    let mut at = 0;
-    let regions: Vec<Region> = sizes
-        .iter()
-        .map(|&bytes| {
-            let region = all.part(at + GUARD, bytes);
-            at += bytes.next_multiple_of(64) + 2 * GUARD;
-            region
-        })
-        .collect();
-    let (workspace, regions) = regions.split_last().unwrap();
+    let guard = if team.threads() == 2 { 0 } else { GUARD };
+    let mut regions: Vec<Region> = Vec::new();
+    let mut guards: Vec<Region> = Vec::new();
+    for bytes in args.iter().map(|a| 4 * a.len() as u64).chain([kernel.workspace()]) {
+        let arena = memory.reserve(bytes + 2 * guard).unwrap();
+        memory.elements_mut::<i32>(&arena).fill(POISON as i32);
+        regions.push(arena.part(guard, bytes));
+        guards.extend([arena.part(0, guard), arena.part(guard + bytes, guard)]);
+    }
+    let workspace = regions.pop().unwrap();
     for (region, arg) in regions.iter().zip(args) {
         memory.elements_mut::<f32>(region).copy_from_slice(arg);
     }
-    kernel.run(&mut memory, regions, workspace, env, team).unwrap();
-    for region in regions.iter().chain([workspace]) {
-        let end = region.offset + region.bytes;
-        for guard in [all.part(region.offset - GUARD, GUARD), all.part(end, GUARD)] {
-            assert!(memory.elements::<i32>(&guard).iter().all(|&x| x == POISON as i32), "a guard zone of {region:?} was written");
-        }
+    kernel.run(&mut memory, &regions, &workspace, env, team).unwrap();
+    for guard in &guards {
+        assert!(memory.elements::<i32>(guard).iter().all(|&x| x == POISON as i32), "guard zone {guard:?} was written");
     }
     regions.iter().map(|r| memory.elements::<f32>(r).to_vec()).collect()
 }

@@ -97,6 +97,18 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
             inputs[0] = builder.new.node(inputs[0]).inputs[0];
             op = axes;
         }
+        // (A·B)ᵀ = Bᵀ·Aᵀ: the same products in the same sums, so the same bits. It lets what follows, the update of a
+        // transposed weight say, run behind the product.
+        if options.algebra
+            && let [inner] = node.inputs[..]
+            && uses[inner.at()] == 1
+            && let Some([a, b]) = transposed_product(&builder.new, &op, inputs[0])
+        {
+            builder.new.current_origin = builder.new.node(inputs[0]).origin;
+            let factors = [builder.transpose(b), builder.transpose(a)];
+            map[id.at()] = builder.emit(Op::Matmul, &factors, node.dtype, node.dims.clone());
+            continue;
+        }
         map[id.at()] = builder.emit(op, &inputs, node.dtype, node.dims.clone());
     }
     let mut new = builder.new;
@@ -116,6 +128,14 @@ fn shell(graph: &Graph) -> Graph {
         outputs: Vec::new(),
         current_origin: graph.current_origin,
     }
+}
+
+/// The factors of a matrix product that `op` transposes.
+fn transposed_product(graph: &Graph, op: &Op, operand: NodeId) -> Option<[NodeId; 2]> {
+    let (Op::Permute(axes), Op::Matmul) = (op, &graph.node(operand).op) else { return None };
+    let rank = axes.len();
+    let swaps = axes[..rank - 2].iter().copied().eq(0..rank - 2) && axes[rank - 2..] == [rank - 1, rank - 2];
+    swaps.then(|| [graph.node(operand).inputs[0], graph.node(operand).inputs[1]])
 }
 
 /// The fold along the axes of `outer` and of its operand, if the order of folding does not matter.

@@ -95,7 +95,7 @@ fn same_walk(clusters: &Clusters, writer: usize, value: NodeId, variable: u32) -
         let (node, place) = (graph.node(m), clusters.places[m.at()].as_ref());
         clusters.edges[m.at()].iter().enumerate().all(|(k, edge)| {
             let reads = if clusters.inline[edge.source.at()] {
-                clusters.sources(m).iter().any(|s| graph.node(*s).op == Op::Variable(variable))
+                clusters.sources(edge.source).iter().any(|s| graph.node(*s).op == Op::Variable(variable))
             } else {
                 graph.node(edge.source).op == Op::Variable(variable)
             };

@@ -12,7 +12,8 @@ impl Loop {
     /// # Safety
     /// As [`Loop::run`].
     pub(super) unsafe fn elementwise(&self, spec: &Spec, launch: &Launch) {
-        let mut bound = Bound::new(&self.code, spec, launch, &self.order);
+        let mut bound = Bound::new(&self.code);
+        bound.resolve(spec, launch, &self.order);
         let mut axes = bound.collapse(0, bound.dims().len());
         if bound.dims().contains(&0) {
             return;
@@ -26,7 +27,7 @@ impl Loop {
             // A short last axis would leave most of each vector empty.
             bound.swap_axes(row, col);
         }
-        let bound = bound;
+        let bound = &bound;
         let dims = bound.dims();
         let transposes = |cs: isize, rs: isize| rs != 0 && cs.unsigned_abs() > 1 && rs.unsigned_abs() < cs.unsigned_abs();
         let square = dims[row] > 1 && bound.walks().iter().any(|w| transposes(w.strides[col], w.strides[row]));
@@ -37,7 +38,7 @@ impl Loop {
         let per_chunk = (CHUNK / (wide * high)).max(1);
         let work = |chunk: usize, worker: usize| {
             // SAFETY: the worker's own scratch memory.
-            let mut machine = unsafe { Machine::new(&bound, Along::Columns, self.scratch(launch, worker)) };
+            let mut machine = unsafe { Machine::new(bound, Along::Columns, self.scratch(launch, worker)) };
             for index in chunk * per_chunk..tiles.min((chunk + 1) * per_chunk) {
                 let mut at = [0; AXES];
                 at[col] = index % across * wide;

@@ -145,15 +145,16 @@ impl Loop {
     /// # Safety
     /// As [`Loop::run`].
     pub(super) unsafe fn reduce(&self, reduction: &Reduction, spec: &Spec, launch: &Launch) {
-        let mut bound = Bound::new(&self.code, spec, launch, &self.order);
+        let mut bound = Bound::new(&self.code);
+        bound.resolve(spec, launch, &self.order);
         // No kept points: nothing to store. No points to fold: each fold gives its identity.
         if self.order[..reduction.kept].iter().any(|&axis| spec.dims[axis].usize_at(launch.env) == 0) {
             return;
         }
         let cut = reduction.cut(&mut bound);
-        let bound = bound;
+        let bound = &bound;
         let points: usize = bound.dims().iter().product();
-        let run = Run { bound: &bound, cut: &cut, along: reduction.along, code: &self.code };
+        let run = Run { bound, cut: &cut, along: reduction.along, code: &self.code };
         let mut parts = 1;
         if reduction.split_words > 0 && cut.groups < FEW_GROUPS {
             parts = cut.tiles.min(PARTS / cut.groups).min(points / CHUNK).max(1);
@@ -163,7 +164,7 @@ impl Loop {
             let work = |chunk: usize, worker: usize| {
                 // SAFETY: the worker's own scratch memory; groups are disjoint.
                 unsafe {
-                    let mut machine = Machine::new(&bound, reduction.along, self.scratch(launch, worker));
+                    let mut machine = Machine::new(bound, reduction.along, self.scratch(launch, worker));
                     for group in chunk * per_chunk..cut.groups.min((chunk + 1) * per_chunk) {
                         run.group(&mut machine, group);
                     }
@@ -179,7 +180,7 @@ impl Loop {
             let (group, part) = (chunk / parts, chunk % parts);
             // SAFETY: the worker's own scratch memory; parts are disjoint, and so are their results.
             unsafe {
-                let mut machine = Machine::new(&bound, reduction.along, self.scratch(launch, worker));
+                let mut machine = Machine::new(bound, reduction.along, self.scratch(launch, worker));
                 let (at, tile) = run.start(&mut machine, group);
                 machine.folded(0, &tile);
                 run.pass(&mut machine, 0, at, &tile, part * cut.tiles / parts..(part + 1) * cut.tiles / parts);
@@ -190,7 +191,7 @@ impl Loop {
         let merge = |group: usize, worker: usize| {
             // SAFETY: the worker's own scratch memory; groups are disjoint.
             unsafe {
-                let mut machine = Machine::new(&bound, reduction.along, self.scratch(launch, worker));
+                let mut machine = Machine::new(bound, reduction.along, self.scratch(launch, worker));
                 let (_, tile) = run.start(&mut machine, group);
                 let mut step = 1;
                 while step < parts {

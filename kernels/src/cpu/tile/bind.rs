@@ -1,5 +1,7 @@
 //! Strides and addresses of one launch.
 
+use smallvec::SmallVec;
+
 use super::exec::{Along, Machine, Tile};
 use super::{AXES, MAX_WALKS, TILE, TileCode, VECTOR};
 use crate::cpu::Launch;
@@ -10,7 +12,9 @@ use crate::spec::Spec;
 pub(crate) struct Walk {
     /// The first byte of the argument; null for an index.
     pub base: *mut u8,
-    /// Elements before the first; for an index, its value at the origin.
+    /// Bytes of an element; 1 for an index, which counts up from null.
+    pub bytes: isize,
+    /// Elements before the first.
     pub offset: isize,
     /// Elements between neighbours along each axis.
     pub strides: [isize; AXES],
@@ -21,7 +25,8 @@ pub(crate) struct Walk {
 /// [`TileCode`] with the sizes and addresses of one launch.
 pub(crate) struct Bound<'a> {
     pub(super) code: &'a TileCode,
-    pub(super) walks: [Walk; MAX_WALKS],
+    /// One for each operand and index: never more than fit without the heap.
+    pub(super) walks: SmallVec<[Walk; MAX_WALKS]>,
     /// Which operands are written in place of one that is read, by bit.
     pub(super) aliased: u32,
     axes: usize,
@@ -34,36 +39,41 @@ pub(crate) struct Bound<'a> {
 unsafe impl Sync for Bound<'_> {}
 
 impl<'a> Bound<'a> {
-    /// Resolves a launch over the axes of the spec in the given order.
-    pub fn new(code: &'a TileCode, spec: &Spec, launch: &Launch, order: &[usize]) -> Bound<'a> {
-        let nowhere = Walk { base: std::ptr::null_mut(), offset: 0, strides: [0; AXES], inner: 0 };
-        let mut bound = Bound { code, walks: [nowhere; MAX_WALKS], aliased: 0, axes: order.len(), dims: [1; AXES], inner_axis: 0 };
-        for (dim, &axis) in bound.dims.iter_mut().zip(order) {
+    /// Nothing resolved yet.
+    #[inline(always)]
+    pub fn new(code: &'a TileCode) -> Bound<'a> {
+        Bound { code, walks: SmallVec::new(), aliased: 0, axes: 0, dims: [1; AXES], inner_axis: 0 }
+    }
+
+    /// Resolves a launch over the axes of the spec in the given order. (A method on what stays in place: there is much of it.)
+    pub fn resolve(&mut self, spec: &Spec, launch: &Launch, order: &[usize]) {
+        self.axes = order.len();
+        for (dim, &axis) in self.dims.iter_mut().zip(order) {
             *dim = spec.dims[axis].usize_at(launch.env);
         }
         let args = &launch.args[launch.args.len() - spec.operands.len()..];
-        let operands = spec.operands.iter().zip(args).map(|(o, &base)| (base, o.offset.at(launch.env), &o.strides));
-        let indices = spec.indices.iter().map(|strides| (std::ptr::null_mut(), 0, strides));
-        for (walk, (base, offset, strides)) in bound.walks.iter_mut().zip(operands.chain(indices)) {
-            (walk.base, walk.offset) = (base, offset as isize);
+        let operands = spec.operands.iter().zip(args).map(|(o, &base)| (base, o.dtype.bytes(), o.offset.at(launch.env), &o.strides));
+        let indices = spec.indices.iter().map(|strides| (std::ptr::null_mut(), 1, 0, strides));
+        for (base, bytes, offset, strides) in operands.chain(indices) {
+            let mut walk = Walk { base, bytes: bytes as isize, offset: offset as isize, strides: [0; AXES], inner: 0 };
             for (stride, &axis) in walk.strides.iter_mut().zip(order) {
                 *stride = strides[axis].at(launch.env) as isize;
             }
+            self.walks.push(walk);
         }
         // A folded value is stored once per point of the kept axes, whatever its operand says of the others.
         let kept = spec.dims.len() - spec.reduced;
-        for store in &code.program.folded_stores {
-            for (stride, _) in bound.walks[usize::from(store.walk)].strides.iter_mut().zip(order).filter(|(_, axis)| **axis >= kept) {
+        for store in &self.code.program.folded_stores {
+            for (stride, _) in self.walks[usize::from(store.walk)].strides.iter_mut().zip(order).filter(|(_, axis)| **axis >= kept) {
                 *stride = 0;
             }
         }
         for store in spec.stores.iter().map(|s| usize::from(s.operand)) {
-            if (0..args.len()).any(|k| code.read >> k & 1 == 1 && args[k] == args[store]) {
-                bound.aliased |= 1 << store;
+            if (0..args.len()).any(|k| self.code.read >> k & 1 == 1 && args[k] == args[store]) {
+                self.aliased |= 1 << store;
             }
         }
-        bound.find_inner();
-        bound
+        self.find_inner();
     }
 
     /// Sizes of the axes.
@@ -71,24 +81,23 @@ impl<'a> Bound<'a> {
         &self.dims[..self.axes]
     }
 
-    /// The walks in use.
+    /// How each operand and index is walked.
     pub fn walks(&self) -> &[Walk] {
-        &self.walks[..self.code.walks]
+        &self.walks
     }
 
     /// Joins neighbouring axes of `self.dims()[from..to]` that every walk can take as one, and drops those of one point;
     /// returns how many axes remain of them, at least one.
     pub fn collapse(&mut self, from: usize, to: usize) -> usize {
-        let n = self.code.walks;
         let mut write = from;
         for read in from..to {
             if self.dims[read] == 1 {
                 continue;
             }
             let dim = self.dims[read] as isize;
-            let joins = write > from && self.walks[..n].iter().all(|w| w.strides[write - 1] == w.strides[read] * dim);
+            let joins = write > from && self.walks.iter().all(|w| w.strides[write - 1] == w.strides[read] * dim);
             let into = if joins { write - 1 } else { write };
-            for walk in &mut self.walks[..n] {
+            for walk in &mut self.walks {
                 walk.strides[into] = walk.strides[read];
             }
             self.dims[into] = if joins { self.dims[into] * self.dims[read] } else { self.dims[read] };
@@ -97,7 +106,7 @@ impl<'a> Bound<'a> {
         let removed = to - write;
         if removed > 0 {
             self.dims.copy_within(to..self.axes, write);
-            for walk in &mut self.walks[..n] {
+            for walk in &mut self.walks {
                 walk.strides.copy_within(to..self.axes, write);
             }
             self.axes -= removed;
@@ -113,7 +122,7 @@ impl<'a> Bound<'a> {
         debug_assert!(self.axes < AXES);
         self.dims.copy_within(at..self.axes, at + 1);
         self.dims[at] = 1;
-        for walk in &mut self.walks[..self.code.walks] {
+        for walk in &mut self.walks {
             walk.strides.copy_within(at..self.axes, at + 1);
             walk.strides[at] = 0;
         }
@@ -123,23 +132,22 @@ impl<'a> Bound<'a> {
     /// Exchanges two axes.
     pub fn swap_axes(&mut self, a: usize, b: usize) {
         self.dims.swap(a, b);
-        for walk in &mut self.walks[..self.code.walks] {
+        for walk in &mut self.walks {
             walk.strides.swap(a, b);
         }
     }
 
     fn find_inner(&mut self) {
-        let n = self.code.walks;
         let mut len = 1;
         self.inner_axis = self.axes;
         for axis in (0..self.axes).rev() {
             if self.dims[axis] != 1 {
-                let joins = len == 1 || self.walks[..n].iter().all(|w| w.strides[axis] == w.inner * len);
+                let joins = len == 1 || self.walks.iter().all(|w| w.strides[axis] == w.inner * len);
                 if !joins {
                     return;
                 }
                 if len == 1 {
-                    self.walks[..n].iter_mut().for_each(|w| w.inner = w.strides[axis]);
+                    self.walks.iter_mut().for_each(|w| w.inner = w.strides[axis]);
                 }
                 len *= self.dims[axis] as isize;
             }

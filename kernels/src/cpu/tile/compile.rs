@@ -10,8 +10,9 @@ use smallvec::SmallVec;
 use super::fold::FoldCode;
 use super::ops::OpCode;
 use super::{MAX_AXES, MAX_WALKS, TILE};
-use crate::cpu::{Config, SpecError};
+use crate::cpu::{Config, Isa, SpecError};
 use crate::dtype::{DType, Lane};
+use crate::scalar::ScalarOp;
 use crate::spec::{Body, Inst, ReduceOp, Spec, ValueId};
 
 /// Where a step leaves its value.
@@ -32,12 +33,27 @@ pub(super) enum Step {
     Acc { value: ValueId, place: Place, stored: bool },
     /// A linear function of the coordinates.
     Index { value: ValueId, walk: u16, place: Place },
-    /// An operation. `direct` names a walk that the result is to be stored to.
-    Apply { value: ValueId, args: [ValueId; 3], arity: usize, code: OpCode, context: Option<(u16, u32)>, place: Place, direct: Option<u16> },
+    /// An operation.
+    Apply(Apply),
+    /// Random numbers: an operation that also needs the operand with seed and step, and its stream.
+    Random(Apply, u16, u32),
     /// Makes a crossing value of an earlier pass visible again.
     Restore { value: ValueId, place: Place },
     /// Adds a tile to an accumulator.
     Fold(u16),
+}
+
+/// An operation on values.
+pub(super) struct Apply {
+    pub value: ValueId,
+    /// Unused arguments repeat the first.
+    pub args: [ValueId; 3],
+    /// A bit for each argument in use.
+    pub used: usize,
+    pub code: OpCode,
+    pub place: Place,
+    /// A walk that the result is to be stored to.
+    pub direct: Option<u16>,
 }
 
 /// A reduction.
@@ -159,6 +175,10 @@ struct Analysis {
     /// The last level at which a value is used.
     last_level: Vec<usize>,
     top: usize,
+    /// For an operation that is computed together with one of its arguments: which argument.
+    pairs: Vec<Option<usize>>,
+    /// Values that are only ever computed as part of such a pair.
+    absorbed: Vec<bool>,
 }
 
 impl Analysis {
@@ -191,7 +211,40 @@ impl Analysis {
         for store in spec.stores.iter().filter(|s| !folded[usize::from(s.value)]) {
             last_level[usize::from(store.value)] = top;
         }
-        Analysis { lanes, folded, level, needed, last_level, top }
+        let (pairs, absorbed) = (vec![None; n], vec![false; n]);
+        let mut analysis = Analysis { lanes, folded, level, needed, last_level, top, pairs, absorbed };
+        analysis.pair_up(spec);
+        analysis
+    }
+
+    /// Finds operations that can be computed together with an argument that nobody else uses.
+    fn pair_up(&mut self, spec: &Spec) {
+        let mut uses = vec![0; spec.code.len()];
+        let used = (0..spec.code.len()).filter(|&i| self.needed[i]).flat_map(|i| arguments(&spec.code[i]));
+        for v in used.chain(spec.stores.iter().map(|s| s.value)) {
+            uses[usize::from(v)] += 1;
+        }
+        for (i, inst) in spec.code.iter().enumerate().filter(|&(i, _)| self.needed[i] && self.lanes[i] == Lane::F32) {
+            let Inst::Op(outer, args) = inst else { continue };
+            self.pairs[i] = (0..outer.arity().min(2)).find(|&k| {
+                let a = usize::from(args[k]);
+                let alike = uses[a] == 1 && self.folded[a] == self.folded[i] && self.level[a] == self.level[i] && self.pairs[a].is_none();
+                alike && matches!(spec.code[a], Inst::Op(inner, _) if is_pair(inner, *outer))
+            });
+            if let Some(k) = self.pairs[i] {
+                self.absorbed[usize::from(args[k])] = true;
+            }
+        }
+    }
+
+    /// What step `i` computes from: of a pair, the arguments of both.
+    fn arguments(&self, spec: &Spec, i: usize) -> SmallVec<[ValueId; 3]> {
+        let mut args = arguments(&spec.code[i]);
+        if let Some(k) = self.pairs[i] {
+            let inner = args.remove(k);
+            args.insert_many(0, arguments(&spec.code[usize::from(inner)]));
+        }
+        args
     }
 
     /// Whether full value `i` is used after the pass that computes it.
@@ -239,7 +292,7 @@ pub(super) fn compile(spec: &Spec, config: &Config) -> Result<Program, SpecError
 
 impl Compiler<'_> {
     fn needed(&self) -> impl Iterator<Item = usize> {
-        (0..self.spec.code.len()).filter(|&i| self.a.needed[i])
+        (0..self.spec.code.len()).filter(|&i| self.a.needed[i] && !self.a.absorbed[i])
     }
 
     fn is_constant(&self, i: usize) -> bool {
@@ -261,7 +314,7 @@ impl Compiler<'_> {
     fn place_kept(&mut self) -> usize {
         let mut crossing = 0;
         for i in 0..self.spec.code.len() {
-            if !self.a.needed[i] || self.is_constant(i) || self.is_reduce(i) {
+            if !self.a.needed[i] || self.a.absorbed[i] || self.is_constant(i) || self.is_reduce(i) {
                 continue;
             }
             if self.a.folded[i] || (self.a.crosses(i) && matches!(self.spec.code[i], Inst::Load(_) | Inst::Index(_))) {
@@ -334,7 +387,7 @@ impl Compiler<'_> {
             return usize::MAX;
         }
         let uses = |&i: &usize| {
-            (self.is_reduce(i) || self.a.level[i] == l) && arguments(&self.spec.code[i]).iter().any(|&x| usize::from(x) == value)
+            (self.is_reduce(i) || self.a.level[i] == l) && self.a.arguments(self.spec, i).iter().any(|&x| usize::from(x) == value)
         };
         pass.iter().rposition(uses).unwrap_or(0)
     }
@@ -345,21 +398,27 @@ impl Compiler<'_> {
         let isa = self.config.isa;
         let lane = |v: ValueId| self.a.lanes[usize::from(v)];
         let stored = self.spec.stores.iter().any(|s| s.value == value);
-        let apply = |args: [ValueId; 3], arity, code, context| {
+        let apply = |code| {
+            let args = self.a.arguments(self.spec, i);
+            let arg = |k: usize| args.get(k).copied().unwrap_or(args[0]);
             let direct =
                 if self.a.folded[i] || place.crossing { None } else { self.stores(false).find(|s| s.value == value && s.same_bits) };
-            Step::Apply { value, args, arity, code, context, place, direct: direct.map(|s| s.walk) }
+            let used = (1 << args.len()) - 1;
+            Apply { value, args: [arg(0), arg(1), arg(2)], used, code, place, direct: direct.map(|s| s.walk) }
         };
         match &self.spec.code[i] {
             Inst::Load(k) => Step::Load { value, walk: *k, place, stored },
             Inst::Acc => Step::Acc { value, place, stored },
             Inst::Index(k) => Step::Index { value, walk: self.spec.operands.len() as u16 + k, place },
-            Inst::Uniform { state, stream, index } => apply([*index, 0, 0], 1, OpCode::uniform(isa), Some((*state, *stream))),
+            Inst::Uniform { state, stream, .. } => Step::Random(apply(OpCode::uniform(isa)), *state, *stream),
             Inst::Op(op, args) => {
-                let last = args[op.arity() - 1];
-                apply(*args, op.arity(), OpCode::op(*op, lane(last), isa), None)
+                let pair = self.a.pairs[i].and_then(|k| match self.spec.code[usize::from(args[k])] {
+                    Inst::Op(inner, _) => OpCode::pair(inner, *op, k == 1, isa),
+                    _ => None,
+                });
+                Step::Apply(apply(pair.unwrap_or_else(|| OpCode::op(*op, lane(args[op.arity() - 1]), isa))))
             }
-            Inst::Cast(a, to) => apply([*a, 0, 0], 1, OpCode::cast(lane(*a), *to, isa), None),
+            Inst::Cast(a, to) => Step::Apply(apply(OpCode::cast(lane(*a), *to, isa))),
             Inst::Const(_) | Inst::Reduce(..) => unreachable!("constants and reductions are not computed by steps"),
         }
     }
@@ -372,6 +431,11 @@ impl Compiler<'_> {
             StoreStep { value: s.value, walk: s.operand, lane, same_bits: holds_lanes(lane, dtype) }
         })
     }
+}
+
+/// Whether one operation after another has loops of its own.
+fn is_pair(inner: ScalarOp, outer: ScalarOp) -> bool {
+    OpCode::pair(inner, outer, false, Isa::Portable).is_some()
 }
 
 /// Whether a lane's bits are what is stored.

@@ -1,10 +1,10 @@
 //! Running steps on tiles.
 
 use super::bind::Bound;
-use super::compile::{Place, Step, StoreStep};
+use super::compile::{Apply, Place, Step, StoreStep};
 use super::copy::{self, Block};
 use super::fold::{FoldCall, FoldCode, NOWHERE};
-use super::ops::{Call, OpCode, View};
+use super::ops::{Call, View};
 use super::{MAX_ROWS, TILE, VECTOR};
 use crate::dtype::DType;
 use crate::spec::ValueId;
@@ -12,11 +12,20 @@ use crate::spec::ValueId;
 /// Where a walk stands.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor {
-    /// Elements from the walk's base to the first point.
-    at: isize,
+    /// The first point; of an index, its value there.
+    first: *mut u8,
     /// Elements from row to row and from column to column.
     rs: isize,
     cs: isize,
+    /// Bytes of an element; 1 for an index.
+    bytes: isize,
+}
+
+impl Cursor {
+    /// The first point of a tile.
+    fn at(&self, tile: &Tile) -> *mut u8 {
+        self.first.wrapping_offset((tile.row as isize * self.rs + tile.col as isize * self.cs) * self.bytes)
+    }
 }
 
 /// Part of the block that the cursors stand at.
@@ -95,8 +104,9 @@ impl<'a> Machine<'a> {
             let offset = at.iter().zip(&walk.strides).fold(walk.offset, |sum, (&i, &stride)| sum + i as isize * stride);
             let rs = row_axis.map_or(0, |axis| walk.strides[axis]);
             let cs = col_axis.map_or(walk.inner, |axis| walk.strides[axis]);
+            let first = walk.base.wrapping_offset(offset * walk.bytes);
             // SAFETY: there is a cursor for each walk.
-            unsafe { self.cursors.add(k).write(Cursor { at: offset, rs, cs }) };
+            unsafe { self.cursors.add(k).write(Cursor { first, rs, cs, bytes: walk.bytes }) };
         }
     }
 
@@ -133,11 +143,9 @@ impl<'a> Machine<'a> {
 
     /// A tile of an operand.
     fn block(&self, walk: u16, tile: &Tile) -> Block {
-        let Cursor { at, rs, cs } = self.cursor(walk);
-        let at = at + tile.row as isize * rs + tile.col as isize * cs;
+        let cursor = self.cursor(walk);
         let dtype = self.bound.code.dtypes[usize::from(walk)];
-        let ptr = self.bound.walks[usize::from(walk)].base.wrapping_offset(at * dtype.bytes() as isize);
-        Block { ptr, dtype, rows: tile.rows, cols: tile.cols, rs, cs }
+        Block { ptr: cursor.at(tile), dtype, rows: tile.rows, cols: tile.cols, rs: cursor.rs, cs: cursor.cs }
     }
 
     fn place(&self, place: Place, tile: &Tile) -> *mut u32 {
@@ -178,9 +186,9 @@ impl<'a> Machine<'a> {
                     }
                     Step::Acc { value, place, stored } => self.set_view(*value, self.load_acc(*place, *stored && self.acc_aliased, tile)),
                     Step::Index { value, walk, place } => self.set_view(*value, self.index(*walk, *place, tile)),
-                    Step::Apply { value, args, arity, code, context, place, direct } => {
-                        let context = context.map_or([0; 4], |(state, stream)| self.random_state(state, stream));
-                        self.set_view(*value, self.apply(&args[..*arity], code, context, *place, *direct, tile));
+                    Step::Apply(apply) => self.set_view(apply.value, self.apply(apply, [0; 4], tile)),
+                    Step::Random(apply, state, stream) => {
+                        self.set_view(apply.value, self.apply(apply, self.random_state(*state, *stream), tile));
                     }
                     Step::Restore { value, place } => {
                         self.set_view(*value, View { ptr: self.place(*place, tile), rs: tile.pad as isize, flat: false });
@@ -196,12 +204,12 @@ impl<'a> Machine<'a> {
     /// # Safety
     /// As [`Machine::folded`].
     unsafe fn load(&self, walk: u16, place: Place, copied: bool, tile: &Tile) -> View {
-        let mut block = self.block(walk, tile);
-        let is_lane = block.dtype.bytes() == 4;
-        let in_place = View { ptr: block.ptr.cast(), rs: block.rs, flat: block.cs == 0 };
-        if is_lane && !copied && (block.cs == 0 || (block.cs == 1 && tile.cols == tile.pad)) {
-            return in_place;
+        let cursor = self.cursor(walk);
+        let whole = tile.cols == tile.pad;
+        if cursor.bytes == 4 && !copied && (cursor.cs == 0 || (cursor.cs == 1 && whole)) {
+            return View { ptr: cursor.at(tile).cast(), rs: cursor.rs, flat: cursor.cs == 0 };
         }
+        let mut block = self.block(walk, tile);
         // What repeats is copied once.
         if block.rs == 0 {
             block.rows = 1;
@@ -232,8 +240,8 @@ impl<'a> Machine<'a> {
     /// # Safety
     /// As [`Machine::folded`].
     unsafe fn index(&self, walk: u16, place: Place, tile: &Tile) -> View {
-        let Cursor { at, rs, cs } = self.cursor(walk);
-        let first = at + tile.row as isize * rs + tile.col as isize * cs;
+        let Cursor { rs, cs, .. } = self.cursor(walk);
+        let first = self.cursor(walk).at(tile).addr() as isize;
         let flat = cs == 0;
         let rows = if rs == 0 { 1 } else { tile.rows };
         let width = if flat { 1 } else { tile.pad };
@@ -264,57 +272,72 @@ impl<'a> Machine<'a> {
     ///
     /// # Safety
     /// As [`Machine::folded`].
-    unsafe fn apply(&self, args: &[ValueId], code: &OpCode, context: [u32; 4], place: Place, direct: Option<u16>, tile: &Tile) -> View {
-        let mut views = [View { ptr: std::ptr::dangling(), rs: 0, flat: true }; 3];
-        let (mut by_row, mut by_col, mut which) = (false, false, 0);
-        for (k, (view, &arg)) in views.iter_mut().zip(args).enumerate() {
-            *view = self.view(arg);
-            by_row |= view.rs != 0;
-            by_col |= !view.flat;
-            which |= usize::from(view.flat) << k;
-        }
-        let rows = if by_row { tile.rows } else { 1 };
-        let whole = by_col && (by_row || tile.rows == 1);
-        let spread = place.crossing && !whole;
-        let to = if spread { self.spare() } else { self.place(place, tile) };
-        if !by_col {
+    #[inline(always)]
+    unsafe fn apply(&self, step: &Apply, context: [u32; 4], tile: &Tile) -> View {
+        let [x, y, z] = step.args.map(|arg| self.view(arg));
+        let which = (usize::from(x.flat) | usize::from(y.flat) << 1 | usize::from(z.flat) << 2) & step.used;
+        let by_row = x.rs | y.rs | z.rs != 0;
+        let place = self.place(step.place, tile);
+        if which == step.used || !(by_row || tile.rows == 1) {
             // SAFETY: the caller's promise.
-            let view = unsafe { self.apply_flat(views, args.len(), code, context, rows, to) };
-            return if spread { unsafe { self.spread(view, self.place(place, tile), tile) } } else { view };
+            return unsafe { self.apply_repeated(step, [x, y, z], context, tile) };
         }
-        let (mut out, mut out_rs) = (to, tile.pad);
-        if whole && let Some(block) = direct.and_then(|walk| self.direct(walk, tile)) {
-            (out, out_rs) = (block.ptr.cast(), block.rs as usize);
+        let (mut out, mut out_rs) = (place, tile.pad);
+        if let Some(walk) = step.direct
+            && let Some(operand) = self.direct(walk, tile)
+        {
+            (out, out_rs) = (operand.at(tile).cast(), operand.rs as usize);
         }
-        // Rows that lie one after another are one long row.
-        let pad = tile.pad as isize;
-        let dense = out_rs == tile.pad && views[..args.len()].iter().all(|v| v.rs == if v.flat { 0 } else { pad });
-        let (rows, lanes) = if dense { (1, rows * tile.pad) } else { (rows, tile.pad) };
-        let call = Call { rows, lanes, args: views, out, out_rs, context };
+        let (mut rows, mut lanes) = (tile.rows, tile.pad);
+        if rows > 1 {
+            // Rows that lie one after another are one long row.
+            let pad = tile.pad as isize;
+            if out_rs == tile.pad && [x, y, z].iter().all(|v| v.rs == if v.flat { 0 } else { pad }) {
+                (rows, lanes) = (1, rows * tile.pad);
+            }
+        }
+        let call = Call { rows, lanes, args: [x, y, z], out, out_rs, context };
         // SAFETY: views hold whole vectors of every row; the result is a register, or memory that overlaps no view.
-        unsafe { code.0[which](&call) };
-        let view = View { ptr: out, rs: if by_row { out_rs as isize } else { 0 }, flat: false };
-        // SAFETY: the buffer of a kept value holds the tile.
-        if spread { unsafe { self.spread(view, self.place(place, tile), tile) } } else { view }
+        unsafe { step.code.0[which](&call) };
+        // (A folded value has one row here, and repeats where it is used.)
+        View { ptr: out, rs: if by_row { out_rs as isize } else { 0 }, flat: false }
     }
 
-    /// One value per row, computed side by side.
+    /// [`Machine::apply`] where all rows or all columns are the same.
     ///
     /// # Safety
     /// As [`Machine::folded`].
-    unsafe fn apply_flat(&self, mut views: [View; 3], arity: usize, code: &OpCode, context: [u32; 4], rows: usize, to: *mut u32) -> View {
+    #[cold]
+    #[inline(never)]
+    unsafe fn apply_repeated(&self, step: &Apply, args: [View; 3], context: [u32; 4], tile: &Tile) -> View {
+        let place = self.place(step.place, tile);
+        // A value that is kept for later passes is kept in full.
+        let out = if step.place.crossing { self.spare() } else { place };
+        let which = args.iter().enumerate().fold(0, |bits, (k, v)| bits | usize::from(v.flat) << k) & step.used;
+        let by_row = args.iter().any(|v| v.rs != 0);
+        let mut call = Call { rows: 1, lanes: tile.pad, args, out, out_rs: 0, context };
+        let mut view = View { ptr: out, rs: 0, flat: which == step.used };
         let mut columns = [[0u32; MAX_ROWS]; 3];
-        for (view, column) in views[..arity].iter_mut().zip(&mut columns) {
-            for (r, x) in column[..rows].iter_mut().enumerate() {
-                // SAFETY: the view holds a value for each row.
-                *x = unsafe { *view.ptr.offset(r as isize * view.rs) };
+        if view.flat {
+            // One value per row, computed side by side.
+            let rows = if by_row { tile.rows } else { 1 };
+            for (view, column) in call.args.iter_mut().zip(&mut columns) {
+                for (r, x) in column[..rows].iter_mut().enumerate() {
+                    // SAFETY: the view holds a value for each row.
+                    *x = unsafe { *view.ptr.offset(r as isize * view.rs) };
+                }
+                *view = View { ptr: column.as_ptr(), rs: 0, flat: false };
             }
-            *view = View { ptr: column.as_ptr(), rs: 0, flat: false };
+            call.lanes = rows.next_multiple_of(VECTOR);
+            view.rs = isize::from(by_row);
         }
-        let call = Call { rows: 1, lanes: rows.next_multiple_of(VECTOR), args: views, out: to, out_rs: 0, context };
-        // SAFETY: the columns and the register hold as many lanes as a tile may have rows.
-        unsafe { code.0[0](&call) };
-        View { ptr: to, rs: if rows == 1 { 0 } else { 1 }, flat: true }
+        // SAFETY: the columns and registers hold as many lanes as a tile may have rows, the views one row.
+        unsafe { step.code.0[if view.flat { 0 } else { which }](&call) };
+        if step.place.crossing {
+            // SAFETY: the buffer of a kept value holds the tile.
+            return unsafe { self.spread(view, place, tile) };
+        }
+        view
     }
 
     /// Writes a value that repeats out to whole rows.
@@ -344,10 +367,10 @@ impl<'a> Machine<'a> {
 
     /// Where a value can be computed straight into the operand it is stored to: there are whole vectors of lanes, and
     /// nothing that may still be read.
-    fn direct(&self, walk: u16, tile: &Tile) -> Option<Block> {
-        let block = self.block(walk, tile);
+    fn direct(&self, walk: u16, tile: &Tile) -> Option<Cursor> {
+        let cursor = self.cursor(walk);
         let free = self.bound.aliased >> walk & 1 == 0 && !self.acc_aliased;
-        (free && block.cs == 1 && tile.cols == tile.pad && (tile.rows == 1 || block.rs > 0)).then_some(block)
+        (free && cursor.cs == 1 && tile.cols == tile.pad && (tile.rows == 1 || cursor.rs > 0)).then_some(cursor)
     }
 
     /// Stores the full values, if `level` is the one whose pass does: the last, so that all have been computed and
@@ -375,11 +398,12 @@ impl<'a> Machine<'a> {
     /// As [`Machine::store_full`].
     unsafe fn store(&self, stores: &[StoreStep], tile: &Tile) {
         for store in stores {
-            let (view, block) = (self.view(store.value), self.block(store.walk, tile));
+            let view = self.view(store.value);
             // Computed there, or copied onto itself.
-            if store.same_bits && view.ptr == block.ptr.cast() {
+            if store.same_bits && view.ptr == self.cursor(store.walk).at(tile).cast() {
                 continue;
             }
+            let block = self.block(store.walk, tile);
             // SAFETY: the block lies inside its argument; a view in place overlaps it only if it is the same.
             unsafe { copy::store(view, store.lane, &block) };
         }

@@ -40,8 +40,6 @@ pub(crate) struct TileCode {
     program: Program,
     /// Stored types of the operands.
     dtypes: Vec<DType>,
-    /// Operands and indices.
-    walks: usize,
     /// Which operands are read, by bit.
     read: u32,
     /// Lanes of the buffer of each value that is kept for a whole row.
@@ -67,7 +65,7 @@ impl TileCode {
         let lanes_at = (views_at + spec.code.len() * size_of::<ops::View>()).next_multiple_of(64);
         let scratch = lanes_at + program.lanes * 4;
         let dtypes = spec.operands.iter().map(|o| o.dtype).collect();
-        Ok(TileCode { program, dtypes, walks, read, kept_lanes: 0, views_at, lanes_at, scratch })
+        Ok(TileCode { program, dtypes, read, kept_lanes: 0, views_at, lanes_at, scratch })
     }
 
     /// Makes room for `lanes` lanes of each value that is kept from one pass over a row to the next.
@@ -84,7 +82,9 @@ impl TileCode {
     /// Resolves the code's strides for one launch. The code's operands are the last ones of `launch.args`.
     pub fn bind<'a>(&'a self, spec: &'a Spec, launch: &Launch<'a>) -> Bound<'a> {
         let order: [usize; MAX_AXES] = std::array::from_fn(|i| i);
-        Bound::new(self, spec, launch, &order[..spec.dims.len()])
+        let mut bound = Bound::new(self);
+        bound.resolve(spec, launch, &order[..spec.dims.len()]);
+        bound
     }
 
     /// How many levels the program has, and whether each has work for every tile.

@@ -7,7 +7,7 @@ use crate::cpu::simd::{Entry, Routine, entry};
 use crate::dtype::Lane;
 use crate::math::Arith;
 use crate::random;
-use crate::scalar::{Lanewise, ScalarOp, Visit, Word, visit_cast};
+use crate::scalar::{Lanewise, ScalarOp, Visit, Word, visit_cast, visit_pair};
 
 /// Where the values of a tile are: a register, an operand's own memory, or a constant.
 #[derive(Clone, Copy)]
@@ -44,6 +44,11 @@ impl OpCode {
     /// The loops of a conversion.
     pub fn cast(from: Lane, to: Lane, isa: Isa) -> OpCode {
         visit_cast(from, to, Loops(isa))
+    }
+
+    /// The loops of one scalar operation after another, if the pair has loops of its own.
+    pub fn pair(inner: ScalarOp, outer: ScalarOp, swapped: bool, isa: Isa) -> Option<OpCode> {
+        visit_pair(inner, outer, swapped, Loops(isa))
     }
 
     /// The loop of [`crate::spec::Inst::Uniform`].

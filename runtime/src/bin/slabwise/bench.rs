@@ -10,7 +10,7 @@ use slabwise::models::{Model, OptimizerKind, noise};
 use slabwise::prelude::F32;
 use slabwise::{Bytes, Device, Error, Params, Program, Result, Session, Trace};
 
-use crate::output::{Times, line};
+use crate::output::{Times, line, pairs};
 
 /// Steps are repeated for this long unless their number is given.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -42,6 +42,9 @@ pub struct Args {
     /// chain: the gradient with respect to x instead of the sum
     #[arg(long)]
     grad: bool,
+    /// Models: also the mean time of each kernel, in the order they run
+    #[arg(long)]
+    kernels: bool,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -76,9 +79,8 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         return line(report);
     }
-    let fields: Vec<(&String, &Value)> = report.as_object().into_iter().flatten().collect();
-    let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    fields.into_iter().try_for_each(|(name, value)| line(format_args!("{name:<width$}  {}", show(name, value))))
+    let fields: Vec<(&String, String)> = report.as_object().into_iter().flatten().map(|(name, value)| (name, show(name, value))).collect();
+    pairs(&fields)
 }
 
 /// A value as a person reads it; the ending of the name says what it counts.
@@ -134,8 +136,9 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
     let compile_s = start.elapsed().as_secs_f64();
     let (images, labels) = model.batch(args.batch as usize, 1);
     let steps = repeat(&mut session, &program, (&images, &labels), args.steps)?;
+    let kernels = if args.kernels { Some(session.profile(&program, (&images, &labels), 20)?) } else { None };
     let plan = program.plan();
-    Ok(json!({
+    let mut report = json!({
         "model": model.name(),
         "batch": args.batch,
         "optimizer": optimizer.name(),
@@ -152,7 +155,12 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
         "lower_bound_bytes": plan.lower_bound_bytes(),
         "peak_measured_bytes": session.last_run().peak_slab_bytes,
         "rss_peak_bytes": rss_peak_bytes(),
-    }))
+    });
+    if let Some(seconds) = kernels {
+        let list = plan.steps().zip(seconds).map(|(name, s)| json!({ "name": name, "us": s * 1e6 }));
+        report["kernels"] = Value::Array(list.collect());
+    }
+    Ok(report)
 }
 
 /// C = A·B of n × n f32 matrices that stay on the device.

@@ -63,7 +63,6 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The training step with the model's own optimizer, and the inference, each in a session of its own.
 fn compare(model: Model, batch: u32, steps: u32) -> Result<[Measured; 2]> {
-    let (images, labels) = model.batch(batch as usize, 1);
     let open = || {
         let params = Params::seeded(0);
         let network = model.build(&params);
@@ -71,6 +70,8 @@ fn compare(model: Model, batch: u32, steps: u32) -> Result<[Measured; 2]> {
     };
     let (network, mut session) = open()?;
     let train = network.training(&mut session, batch, model.optimizer())?;
+    // Made once a step of this batch is known to fit.
+    let (images, labels) = model.batch(batch as usize, 1);
     let train = measure(&mut session, &train, (&images, &labels), steps)?;
     let (network, mut session) = open()?;
     let infer = network.inference(&mut session, batch)?;
@@ -118,25 +119,23 @@ impl Measured {
 }
 
 fn rows(train: &Measured, infer: &Measured) -> Vec<Vec<String>> {
-    let head = ["peak of a step", "train", "", "infer", ""].map(String::from).to_vec();
-    let bytes: [(&str, fn(&Measured) -> u64); 7] = [
-        ("without reuse", |m| m.no_reuse),
-        ("dynamic pool, in use", |m| m.dynamic),
-        ("dynamic pool, reserved", |m| m.dynamic_reserved),
-        ("planned without in-place", |m| m.without_in_place),
-        ("planned", |m| m.planned),
-        ("planned, measured", |m| m.measured),
-        ("lower bound", |m| m.lower_bound),
-    ];
-    let times: [(&str, fn(&Measured) -> f64); 2] = [("time, dynamic", |m| m.step_ms_dynamic), ("time, planned", |m| m.step_ms_planned)];
-    let share = |m: &Measured, bytes: u64| format!("{:.0} %", bytes as f64 / m.planned.max(1) as f64 * 100.0);
-    let of_bytes = bytes.iter().map(|(name, of)| {
-        let cells = [train, infer].map(|m| [Bytes(of(m)).to_string(), share(m, of(m))]);
-        [name.to_string()].into_iter().chain(cells.into_iter().flatten()).collect()
-    });
-    let of_times = times.iter().map(|(name, of)| {
-        let cells = [train, infer].map(|m| [format!("{:.3} ms", of(m)), String::new()]);
-        [name.to_string()].into_iter().chain(cells.into_iter().flatten()).collect()
-    });
-    [head].into_iter().chain(of_bytes).chain(of_times).collect()
+    let both = [train, infer];
+    let row = |name: &str, cells: [[String; 2]; 2]| [name.to_string()].into_iter().chain(cells.into_iter().flatten()).collect();
+    let bytes = |name: &str, of: fn(&Measured) -> u64| {
+        let share = |m: &Measured| format!("{:.0} %", of(m) as f64 / m.planned.max(1) as f64 * 100.0);
+        row(name, both.map(|m| [Bytes(of(m)).to_string(), share(m)]))
+    };
+    let time = |name: &str, of: fn(&Measured) -> f64| row(name, both.map(|m| [format!("{:.3} ms", of(m)), String::new()]));
+    vec![
+        row("peak of a step", ["train", "infer"].map(|head| [head.into(), String::new()])),
+        bytes("without reuse", |m| m.no_reuse),
+        bytes("dynamic pool, in use", |m| m.dynamic),
+        bytes("dynamic pool, reserved", |m| m.dynamic_reserved),
+        bytes("planned without in-place", |m| m.without_in_place),
+        bytes("planned", |m| m.planned),
+        bytes("planned, measured", |m| m.measured),
+        bytes("lower bound", |m| m.lower_bound),
+        time("time, dynamic", |m| m.step_ms_dynamic),
+        time("time, planned", |m| m.step_ms_planned),
+    ]
 }

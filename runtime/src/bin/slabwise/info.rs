@@ -3,7 +3,7 @@
 use slabwise::{Device, Params, Result, Session};
 use slabwise_kernels::cpu::Isa;
 
-use crate::output::{line, table};
+use crate::output::pairs;
 
 pub fn run() -> Result<()> {
     let session = Session::new(Device::auto(), Params::seeded(0))?;
@@ -21,8 +21,7 @@ pub fn run() -> Result<()> {
         ("threads", threads),
         ("SLABWISE_THREADS", variable.unwrap_or_else(|_| "not set".into())),
     ];
-    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    line(table(&rows.map(|(name, value)| vec![format!("{name:<width$}  {value}")])))
+    pairs(&rows)
 }
 
 /// The CPU's name where the system tells it, else its architecture.

@@ -59,6 +59,12 @@ pub fn table(rows: &[Vec<String>]) -> String {
     rows.iter().map(show).collect::<Vec<_>>().join("\n")
 }
 
+/// Names and values, one pair a line, the values under each other.
+pub fn pairs<N: AsRef<str>>(pairs: &[(N, String)]) -> Result<()> {
+    let width = pairs.iter().map(|(name, _)| name.as_ref().len()).max().unwrap_or(0);
+    pairs.iter().try_for_each(|(name, value)| line(format_args!("{:<width$}  {value}", name.as_ref())))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

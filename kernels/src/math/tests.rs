@@ -1,0 +1,149 @@
+//! Errors against double precision, over all orders of magnitude.
+
+use super::*;
+
+/// The error of `got` in units in the last place of the exact result.
+fn ulps(got: f32, exact: f64) -> f64 {
+    if exact.is_nan() || got.is_nan() {
+        return if exact.is_nan() && got.is_nan() { 0.0 } else { f64::INFINITY };
+    }
+    // Beyond the largest float, infinity stands for the next power of two.
+    let wide = |x: f64| if x.abs() > f64::from(f32::MAX) { x.signum() * x.abs().min(2f64.powi(128)) } else { x };
+    let (got, exact) = (wide(f64::from(got)), wide(exact));
+    let exponent = ((exact.abs().to_bits() >> 52) as i32 - 1023).clamp(-126, 127);
+    (got - exact).abs() / 2f64.powi(exponent - 23)
+}
+
+/// The largest error over every `step`th float, and where.
+fn worst(step: usize, f: impl Fn(f32) -> f32, exact: impl Fn(f64) -> f64) -> (f64, f32) {
+    let all = (0..=u32::MAX).step_by(step).map(f32::from_bits);
+    all.map(|x| (ulps(f(x), exact(f64::from(x))), x)).fold((0.0, 0.0), |a, b| if b.0 > a.0 { b } else { a })
+}
+
+/// erf by its series and continued fraction (Abramowitz & Stegun 7.1.6 and 7.1.14).
+fn erf_reference(x: f64) -> f64 {
+    let a = x.abs();
+    if a.is_nan() || a > 7.0 {
+        return if a.is_nan() { a } else { x.signum() };
+    }
+    let erf = if a < 3.0 {
+        // erf x = 2/√π · e^{−x²} · Σ 2ⁿ x^{2n+1} / (1·3·…·(2n+1))
+        let (mut term, mut sum, mut n) = (a, a, 0.0);
+        while term > sum * 1e-17 {
+            n += 1.0;
+            term *= 2.0 * a * a / (2.0 * n + 1.0);
+            sum += term;
+        }
+        sum * (-a * a).exp() * std::f64::consts::FRAC_2_SQRT_PI
+    } else {
+        let f = (1..60).rev().fold(0.0, |f, k| f64::from(k) / 2.0 / (a + f));
+        1.0 - (-a * a).exp() / (a + f) / std::f64::consts::PI.sqrt()
+    };
+    erf.copysign(x)
+}
+
+/// 1/(1 + e⁻ˣ), flushed to 0 where `sigmoid` says so.
+fn sigmoid_reference(x: f64) -> f64 {
+    let y = 1.0 / (1.0 + (-x).exp());
+    if y < f64::from(f32::MIN_POSITIVE) { 0.0 } else { y }
+}
+
+macro_rules! accurate {
+    ($($name:ident: $limit:literal, $exact:expr;)+) => {$(
+        #[test]
+        fn $name() {
+            let (error, x) = worst(1009, super::$name::<Plain>, $exact);
+            assert!(error <= $limit, "{error} ULP at {x:e}");
+            let (error, x) = worst(4099, super::$name::<Fused>, $exact);
+            assert!(error <= $limit, "fused: {error} ULP at {x:e}");
+        }
+    )+};
+}
+
+// The limits are those the functions state.
+accurate! {
+    exp: 1.05, f64::exp;
+    exp2: 1.05, f64::exp2;
+    expm1: 1.65, f64::exp_m1;
+    ln: 0.9, f64::ln;
+    log1p: 0.9, f64::ln_1p;
+    tanh: 1.95, f64::tanh;
+    sigmoid: 1.9, sigmoid_reference;
+    erf: 1.3, erf_reference;
+    sin: 1.6, f64::sin;
+    cos: 1.6, f64::cos;
+}
+
+/// Where results change fast or cancel, every order of magnitude is too coarse a sample.
+#[test]
+fn accurate_between_bounds() {
+    let check = |name: &str, range: std::ops::Range<f64>, limit: f64, f: &dyn Fn(f32) -> f32, exact: &dyn Fn(f64) -> f64| {
+        let n = 400_000;
+        for i in 0..n {
+            let x = (range.start + (range.end - range.start) * f64::from(i) / f64::from(n)) as f32;
+            let error = ulps(f(x), exact(f64::from(x)));
+            assert!(error <= limit, "{name}: {error} ULP at {x:e}");
+        }
+    };
+    check("exp", -104.0..89.0, 1.05, &super::exp::<Plain>, &f64::exp);
+    check("exp2", -151.0..129.0, 1.05, &super::exp2::<Plain>, &f64::exp2);
+    check("expm1", -20.0..5.0, 1.65, &super::expm1::<Plain>, &f64::exp_m1);
+    check("ln", 0.5..2.0, 0.9, &super::ln::<Plain>, &f64::ln);
+    check("log1p", -0.9..3.0, 0.9, &super::log1p::<Plain>, &f64::ln_1p);
+    check("tanh", -10.0..10.0, 1.95, &super::tanh::<Plain>, &f64::tanh);
+    check("sigmoid", -88.0..20.0, 1.9, &super::sigmoid::<Plain>, &sigmoid_reference);
+    check("erf", -4.5..4.5, 1.3, &super::erf::<Plain>, &erf_reference);
+    check("sin", -100.0..100.0, 1.6, &super::sin::<Plain>, &f64::sin);
+    check("cos", -100.0..100.0, 1.6, &super::cos::<Plain>, &f64::cos);
+}
+
+#[test]
+fn pow_is_correct() {
+    let values = || (0..=u32::MAX).step_by(1_800_023).map(f32::from_bits);
+    for x in values() {
+        for y in values().chain([-3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 7.0]) {
+            let error = ulps(super::pow(x, y), f64::from(x).powf(f64::from(y)));
+            assert!(error <= 0.51, "{x:e} to the {y:e}: {error} ULP");
+        }
+    }
+    for i in 0..200_000u32 {
+        let (x, y) = (0.01 + i as f32 * 1.7e-4, (i % 977) as f32 * 0.041 - 20.0);
+        let error = ulps(super::pow(x, y), f64::from(x).powf(f64::from(y)));
+        assert!(error <= 0.51, "{x:e} to the {y:e}: {error} ULP");
+    }
+}
+
+/// Zeros with their signs, infinities and NaN are where IEEE 754 puts them.
+#[test]
+fn special_values() {
+    let bits = |x: f32| if x.is_nan() { 0x7FC0_0000 } else { x.to_bits() };
+    let specials = [0.0, -0.0, 1.0, -1.0, 2.0, 3.0, 0.5, -0.5, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-40, -1e-40, f32::MAX];
+    for x in specials {
+        let wide = f64::from(x);
+        let zero_or_special = |f: f64| f == 0.0 || !f.is_finite();
+        let pairs: [(&str, f32, f64); 9] = [
+            ("exp", super::exp::<Plain>(x), wide.exp()),
+            ("exp2", super::exp2::<Plain>(x), wide.exp2()),
+            ("expm1", super::expm1::<Plain>(x), wide.exp_m1()),
+            ("ln", super::ln::<Plain>(x), wide.ln()),
+            ("log1p", super::log1p::<Plain>(x), wide.ln_1p()),
+            ("tanh", super::tanh::<Plain>(x), wide.tanh()),
+            ("sin", super::sin::<Plain>(x), wide.sin()),
+            ("cos", super::cos::<Plain>(x), wide.cos()),
+            ("erf", super::erf::<Plain>(x), erf_reference(wide)),
+        ];
+        for (name, got, exact) in pairs {
+            if zero_or_special(exact) {
+                assert_eq!(bits(got), bits(exact as f32), "{name}({x})");
+            }
+        }
+        for y in specials {
+            let exact = wide.powf(f64::from(y)) as f32;
+            if zero_or_special(f64::from(exact)) || exact.abs() == 1.0 {
+                assert_eq!(bits(super::pow(x, y)), bits(exact), "{x} to the {y}");
+            }
+        }
+    }
+    assert_eq!([super::sigmoid::<Plain>(f32::NEG_INFINITY), super::sigmoid::<Plain>(f32::INFINITY)], [0.0, 1.0]);
+    assert!(super::sigmoid::<Plain>(f32::NAN).is_nan());
+}
