@@ -66,10 +66,10 @@ impl Reduction {
             }
             Along::Rows => points.saturating_mul(VECTOR).max(KEPT_LANES),
         };
-        if kept_lanes.saturating_mul(crossing) > isize::MAX as usize / 64 {
-            return Err(SpecError(format!("rows of {points} elements cannot be kept")));
-        }
         if crossing > 0 {
+            if kept_lanes.saturating_mul(crossing) > isize::MAX as usize / 64 {
+                return Err(SpecError(format!("rows of {points} elements cannot be kept")));
+            }
             code.keep(kept_lanes);
         }
         let all = order[..kept].iter().fold(points, |p, &a| p.saturating_mul(size(a)));
