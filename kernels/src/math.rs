@@ -283,7 +283,7 @@ fn quadrant(x: f32) -> (u32, f32) {
 fn sine<A: Arith>(n: u32, r: f32) -> f32 {
     let square = r * r;
     let s = polynomial::<A, 3>(square, [-0.166_666_55, 0.008_332_189, -0.000_195_182_85]);
-    let c = polynomial::<A, 3>(square, [0.041_666_645, -0.001_388_730_9, 0.000_024_432_327]);
+    let c = polynomial::<A, 3>(square, [0.041_666_645, -0.001_388_731, 0.000_024_432_327]);
     let sin = A::fma(r * square, s, r);
     let cos = A::fma(square * square, c, A::fma(square, -0.5, 1.0));
     let value = if n & 1 == 0 { sin } else { cos };
