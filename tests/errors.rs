@@ -386,3 +386,17 @@ fn values_set_by_hand_are_checked() {
     session.set_value("head.weight", &Array2::ones((3, 4))).expect("it fits");
     assert_eq!(session.value("head.weight").expect("it is there"), Array2::<f32>::ones((3, 4)).into_dyn());
 }
+
+#[test]
+fn a_program_does_not_run_on_more_threads_than_it_was_compiled_for() {
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session").with_threads(1);
+    let trace = Trace::inference().named("sum");
+    let x = trace.input("x", F32, (4,));
+    let program = session.compile(&trace, [x.sum()]).expect("compiles");
+    let mut session = session.with_threads(2);
+    let error = session.run(&program, (&[1.0f32; 4],)).err().expect("its workspaces have no room").to_string();
+    assert!(error.contains("\"sum\" was compiled for 1 threads and the session now has 2"), "{error}");
+    let mut session = session.with_threads(1);
+    let [sum] = session.run(&program, (&[1.0f32; 4],)).expect("runs");
+    assert_eq!(sum.item(), 4.0);
+}

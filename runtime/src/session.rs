@@ -9,7 +9,7 @@ use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
-use slabwise_planner::Bytes;
+use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Output};
@@ -137,9 +137,9 @@ impl Session {
         Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) }
     }
 
-    /// Bytes of weights and state.
+    /// Bytes of weights and state, each rounded up to its alignment.
     pub fn persistent_bytes(&self) -> u64 {
-        self.variables.iter().map(|v| v.region.bytes).sum()
+        self.variables.iter().map(|v| v.region.bytes.next_multiple_of(ALIGN)).sum()
     }
 
     /// Bytes of the slab: what the largest program compiled so far needs.
@@ -235,7 +235,7 @@ impl Session {
                 bytes.map(|b| (info.clone(), b)).ok_or_else(|| Error::Value(format!("\"{}\" {shape}: its byte count overflows", info.name)))
             })
             .collect::<Result<_>>()?;
-        let total = sized.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(64)?));
+        let total = sized.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
         let total = total.ok_or_else(|| Error::Value("the byte count of all weights and state overflows".into()))?;
         if let Some(budget) = self.budget.filter(|b| self.persistent_bytes().saturating_add(total) > b.0) {
             let needed = Bytes(self.persistent_bytes().saturating_add(total));
@@ -254,7 +254,7 @@ impl Session {
             let mut at = 0;
             for (info, bytes) in sized {
                 let region = arena.part(at, bytes);
-                at += bytes.next_multiple_of(64);
+                at += bytes.next_multiple_of(ALIGN);
                 crate::init::fill(&info, self.params.seed(), &mut self.memory, &region);
                 self.by_name.insert(info.name.clone(), self.variables.len());
                 self.variables.push(Variable { info, region });
@@ -319,6 +319,14 @@ impl Session {
     pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
         if inner.session != self.id {
             return Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)));
+        }
+        let (threads, room) = (self.team.threads(), inner.steps.iter().map(|s| s.kernel.threads()).min());
+        if let Some(room) = room.filter(|&room| room < threads) {
+            let message = format!(
+                "\"{}\" was compiled for {room} threads and the session now has {threads}; set the threads before compiling",
+                inner.name
+            );
+            return Err(Error::Value(message));
         }
         let mut result = Ok(());
         let mut fed: SmallVec<[(usize, bool); 8]> = SmallVec::new();

@@ -69,6 +69,7 @@ pub struct Kernel {
     spec: Spec,
     arguments: Vec<(Operand, Dims, Access)>,
     bound: Env,
+    threads: usize,
     body: Prepared,
 }
 
@@ -87,6 +88,9 @@ enum Prepared {
 impl Kernel {
     /// Prepares a spec to run with sizes up to `bound`.
     pub fn new(spec: Spec, bound: &Env, config: &Config) -> Result<Kernel, SpecError> {
+        if config.isa > Isa::detect() {
+            return Err(SpecError(format!("this CPU has no {}", config.isa)));
+        }
         let body = match &spec.body {
             Body::Loop => Prepared::Loop(loops::Loop::new(&spec, bound, config)?),
             Body::Matmul(_) => Prepared::Matmul(gemm::Matmul::new(&spec, bound, config)?),
@@ -98,12 +102,17 @@ impl Kernel {
             Body::CheckIndex(_) => Prepared::CheckIndex(gather::CheckIndex::new(&spec, bound, config)?),
         };
         let arguments = spec.arguments();
-        Ok(Kernel { spec, arguments, bound: *bound, body })
+        Ok(Kernel { spec, arguments, bound: *bound, threads: config.threads.max(1), body })
     }
 
     /// The spec this was prepared from.
     pub fn spec(&self) -> &Spec {
         &self.spec
+    }
+
+    /// The largest team its workspace has room for.
+    pub fn threads(&self) -> usize {
+        self.threads
     }
 
     /// Bytes of scratch memory a run needs, whatever the sizes up to the bound; 64-byte aligned.
@@ -123,11 +132,12 @@ impl Kernel {
     /// Runs the kernel over regions of `memory`, one per argument in the order of [`Spec::arguments`].
     ///
     /// # Panics
-    /// If `env` is above the bound, or a region is too small for what the kernel reaches under `env`, is not aligned to its
+    /// If `env` is above the bound, the team larger than what the kernel was prepared for, or a region is too small for what the kernel reaches under `env`, is not aligned to its
     /// elements (64 bytes for the workspace), is not inside a live arena, is written twice in one place, or overlaps a region
     /// that is written, other than as the same region with the same walk (in-place elementwise work): a plan that passed
     /// its checker never does this, so it is a bug of the caller, and memory safety does not depend on the caller.
     pub fn run(&self, memory: &mut Memory, args: &[Region], workspace: &Region, env: &Env, team: &Team) -> Result<(), Fault> {
+        assert!(team.threads() <= self.threads, "a team of {} runs a kernel prepared for {}", team.threads(), self.threads);
         self.check(args, workspace, env);
         let addresses: SmallVec<[*mut u8; 16]> = args.iter().map(|r| memory.address(r)).collect();
         let launch = Launch { args: &addresses, workspace: memory.address(workspace), env, team };
