@@ -66,6 +66,11 @@ impl Size {
         self.factors.into_iter().filter(|&f| f != 0).map(|f| Symbol(f - 1))
     }
 
+    /// The number that the product of the symbols is scaled by, and the number added to it.
+    pub const fn parts(self) -> (i64, i64) {
+        (self.scale, self.offset)
+    }
+
     /// The value under `env`. Saturates instead of wrapping: a size this large has been refused by [`Size::checked_at`] before.
     pub fn at(self, env: &Env) -> i64 {
         if self.scale == 0 {

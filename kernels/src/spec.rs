@@ -295,17 +295,19 @@ impl Operand {
         Some(Operand { dtype, offset: Size::ZERO, strides })
     }
 
-    /// One more than the highest element touched over `dims`, or 0 when `dims` is empty of points.
+    /// One more than the highest element touched over `dims`, or 0 when `dims` is empty of points; `u64::MAX` when an element
+    /// before the buffer's first is touched, which no buffer has room for.
     pub fn extent(&self, dims: &[Size], env: &Env) -> u64 {
-        let mut last = self.offset.at(env);
+        let (mut first, mut last) = (self.offset.at(env), self.offset.at(env));
         for (dim, stride) in dims.iter().zip(&self.strides) {
             let n = dim.at(env);
             if n <= 0 {
                 return 0;
             }
-            last = last.saturating_add((n - 1).saturating_mul(stride.at(env)));
+            let span = (n - 1).saturating_mul(stride.at(env));
+            (first, last) = (first.saturating_add(span.min(0)), last.saturating_add(span.max(0)));
         }
-        u64::try_from(last).map_or(0, |l| l + 1)
+        if first < 0 { u64::MAX } else { last as u64 + 1 }
     }
 }
 

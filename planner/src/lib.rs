@@ -1,1 +1,43 @@
-//! placeholder
+//! Static memory planning: every byte of a run is placed before it runs.
+//!
+//! A [`Dag`] of tasks and buffers goes in; a [`Plan`] comes out: an order of the tasks, the lifetime of each buffer, which
+//! buffers are computed in place, and an offset for every buffer and workspace inside one slab. [`check()`] then verifies the
+//! plan from the dag alone, and only what it accepted is a [`Checked`] plan.
+//!
+//! ```
+//! use slabwise_planner::{Buffer, Dag, Kind, Options, Task, check, plan};
+//!
+//! let mut dag = Dag::new();
+//! let x = dag.add_buffer(Buffer { live_in: true, ..Buffer::new("x", Kind::Input, 4096) });
+//! let h = dag.add_buffer(Buffer::new("h", Kind::Activation, 8192));
+//! let y = dag.add_buffer(Buffer { live_out: true, ..Buffer::new("y", Kind::Output, 4096) });
+//! dag.add_task(Task::new("expand", &[x], &[h]));
+//! dag.add_task(Task::new("reduce", &[h], &[y]));
+//! let plan = check(&dag, plan(&dag, &Options::default())?)?;
+//! assert_eq!(plan.height, 4096 + 8192); // y lies where x was
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The crate knows no tensors and no devices: bytes, steps and names are all there is. Time is counted in *steps* (the task
+//! at index `s` of the order runs at step `s`), space in bytes, lifetimes are half-open.
+
+#![forbid(unsafe_code)]
+
+mod bytes;
+mod check;
+pub mod csv;
+mod dag;
+mod liveness;
+mod order;
+pub mod pack;
+mod plan;
+mod relations;
+pub mod report;
+mod reuse;
+
+pub use bytes::{Bytes, BytesError};
+pub use check::{Checked, Violation, check};
+pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Task, TaskId};
+pub use liveness::Lifetime;
+pub use order::{OrderPolicy, Schedule};
+pub use plan::{Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place};

@@ -1,1 +1,58 @@
-//! placeholder
+//! slabwise compiles a tensor program once, knows every byte before it runs, and runs it inside one slab.
+#![forbid(unsafe_code)]
+
+mod buffer;
+mod checkpoint;
+mod checks;
+mod compile;
+pub mod data;
+mod device;
+mod dynamic;
+pub mod error;
+pub mod feed;
+pub mod graph;
+mod init;
+pub mod memory;
+pub mod models;
+pub mod nn;
+pub mod ops;
+pub mod optim;
+pub mod params;
+pub mod passes;
+mod plan;
+mod program;
+pub mod reference;
+mod session;
+pub mod shape;
+pub mod tensor;
+pub mod trace;
+pub mod weights;
+
+pub use buffer::{Buffer, Donated, Output};
+pub use compile::CompileOptions;
+pub use device::Device;
+pub use error::{Error, Result};
+pub use params::{Init, Param, Params, Scope};
+pub use plan::{Persistent, Plan};
+pub use program::Program;
+pub use session::{RunStats, Session};
+pub use shape::{Dim, Shape};
+pub use slabwise_kernels::dtype::DType;
+pub use slabwise_kernels::spec::Window;
+pub use slabwise_planner::Bytes;
+pub use tensor::{AxisSet, Operand, Tensor};
+pub use trace::{State, Trace};
+
+/// The program in the readme is compiled with the documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
+/// What most programs need: `use slabwise::prelude::*`.
+pub mod prelude {
+    pub use crate::nn::Module;
+    pub use crate::ops::ConvGeometry;
+    pub use crate::optim::Optimizer;
+    pub use crate::{Bytes, DType, Device, Dim, Init, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Trace, Window};
+    pub use slabwise_kernels::dtype::DType::{Bool, F32, I32, U8};
+}

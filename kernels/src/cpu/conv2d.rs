@@ -1,17 +1,162 @@
-//! Convolution and its gradients.
+//! Convolution and its gradients, as matrix products whose image side is never written out as a matrix.
+//!
+//! All three products read one operand (the image, or for the input gradient the output gradient) shifted by each element
+//! of the kernel. A block of the product needs a small part of it: that part is copied, with its zero padding, into
+//! a [`tile`] in the workspace, where the element for any output position and kernel element is found by adding one offset each. The forward
+//! product and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient walks the tile in
+//! place ([`weight_grad`]). The idea of lowering inside the packing is that of cuDNN's implicit GEMM (Chetlur et al., 2014),
+//! the addressing by offsets that of the indirect convolution (Dukhan, 2019).
 
+mod columns;
+mod tile;
+mod weight_grad;
+
+use super::gemm::drive::Space;
+use super::gemm::micro::Micro;
+use super::tile::TileCode;
 use super::{Config, Launch, SpecError};
-use crate::size::Env;
-use crate::spec::Spec;
+use crate::size::{Env, Size};
+use crate::spec::{self, Body, ConvKind, Operand, Spec};
+use tile::{Axis, Source};
 
-pub(crate) struct Conv2d;
+/// [`Body::Conv2d`], prepared.
+pub(crate) struct Conv2d {
+    code: TileCode,
+    micro: &'static Micro,
+    threads: usize,
+    space: Space,
+}
 
 impl Conv2d {
-    pub fn new(_spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        Err(SpecError("pending".into()))
+    pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
+        let body = body(spec)?;
+        check(spec, body, bound)?;
+        let code = TileCode::new(spec, config)?;
+        let micro = Micro::of(config.isa);
+        let sizes = Sizes::new(body, bound);
+        let space = match body.kind {
+            ConvKind::WeightGrad => weight_grad::space(&sizes, micro),
+            _ => columns::space(&sizes, micro),
+        };
+        let space = Space { scratch: space.scratch + code.scratch_bytes(), ..space };
+        if space.right.max(space.left) > i32::MAX as usize {
+            return Err(SpecError(format!("a convolution that needs a tile of {} elements", space.right.max(space.left))));
+        }
+        Ok(Conv2d { code, micro, threads: config.threads.max(1), space })
     }
+
     pub fn workspace(&self) -> u64 {
-        0
+        self.space.bytes(self.threads)
     }
-    pub unsafe fn run(&self, _spec: &Spec, _launch: &Launch) {}
+
+    pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
+        let Ok(body) = body(spec) else { unreachable!("checked by new") };
+        let sizes = Sizes::new(body, launch.env);
+        let call = Call { spec, body, launch, sizes: &sizes, kernel: self };
+        // SAFETY: by the contract of `run`.
+        unsafe {
+            match body.kind {
+                ConvKind::WeightGrad => weight_grad::run(&call),
+                _ => columns::run(&call),
+            }
+        }
+    }
+}
+
+/// One run.
+struct Call<'a> {
+    spec: &'a Spec,
+    body: &'a spec::Conv2d,
+    launch: &'a Launch<'a>,
+    sizes: &'a Sizes,
+    kernel: &'a Conv2d,
+}
+
+fn body(spec: &Spec) -> Result<&spec::Conv2d, SpecError> {
+    match &spec.body {
+        Body::Conv2d(body) => Ok(body),
+        _ => Err(SpecError("not a convolution".into())),
+    }
+}
+
+/// What has to hold at the bound for the index arithmetic to stay inside the operands.
+fn check(spec: &Spec, body: &spec::Conv2d, bound: &Env) -> Result<(), SpecError> {
+    let fail = |what: String| Err(SpecError(what));
+    if spec.dims.len() != 4 || body.a.strides.len() != 4 || body.b.strides.len() != 4 {
+        return fail("a convolution has four axes".into());
+    }
+    let positive = body.k.iter().chain(&body.stride).chain(&body.dilation).all(|&x| x > 0 && x <= 1 << 16);
+    if !positive || body.groups == 0 || body.pad.iter().any(|&p| p > 1 << 16) {
+        return fail(format!(
+            "kernel {:?}, stride {:?}, dilation {:?}, pad {:?}, groups {}",
+            body.k, body.stride, body.dilation, body.pad, body.groups
+        ));
+    }
+    for (name, channels) in [("input", body.ci), ("output", body.co)] {
+        if !channels.usize_at(bound).is_multiple_of(body.groups) {
+            return fail(format!("{} {name} channels in {} groups", channels.usize_at(bound), body.groups));
+        }
+    }
+    let dims = match body.kind {
+        ConvKind::Forward => [Some(body.n), Some(body.co), Some(body.ohw[0]), Some(body.ohw[1])],
+        ConvKind::InputGrad => [Some(body.n), Some(body.ci), Some(body.hw[0]), Some(body.hw[1])],
+        ConvKind::WeightGrad => [
+            Some(body.co),
+            body.ci.checked_div(body.groups as i64),
+            Some(Size::fixed(body.k[0] as i64)),
+            Some(Size::fixed(body.k[1] as i64)),
+        ],
+    };
+    if spec.dims.iter().zip(dims).any(|(&is, should)| Some(is) != should) {
+        return fail(format!("a {:?} convolution over {:?}", body.kind, spec.dims));
+    }
+    Ok(())
+}
+
+/// The sizes of one run.
+struct Sizes {
+    images: usize,
+    groups: usize,
+    /// Channels of the shifted operand and of the other side, per group.
+    source: usize,
+    other: usize,
+    /// Rows and columns, as the product sees them.
+    axes: [Axis; 2],
+    /// Whether only the number of images may vary.
+    fixed: bool,
+}
+
+impl Sizes {
+    fn new(body: &spec::Conv2d, env: &Env) -> Sizes {
+        let (ci, co) = (body.ci.usize_at(env) / body.groups, body.co.usize_at(env) / body.groups);
+        let axis = |i: usize| {
+            let (image, result) = (body.hw[i].usize_at(env), body.ohw[i].usize_at(env));
+            let (taps, stride, dilation, pad) = (body.k[i], body.stride[i], body.dilation[i], body.pad[i] as isize);
+            match body.kind {
+                // The gradient is spread over the positions that the forward step kept, and the kernel is turned around.
+                ConvKind::InputGrad => {
+                    let pad = ((taps - 1) * dilation) as isize - pad;
+                    Axis { out: image, source: result, taps, dilation, step: 1, spread: stride, pad, turned: true }
+                }
+                _ => Axis { out: result, source: image, taps, dilation, step: stride, spread: 1, pad, turned: false },
+            }
+        };
+        let (source, other) = if body.kind == ConvKind::InputGrad { (co, ci) } else { (ci, co) };
+        let fixed = [body.ci, body.co].iter().chain(&body.hw).chain(&body.ohw).all(|s| s.as_fixed().is_some());
+        Sizes { images: body.n.usize_at(env), groups: body.groups, source, other, axes: [axis(0), axis(1)], fixed }
+    }
+
+    /// Elements of the kernel.
+    fn taps(&self) -> usize {
+        self.axes[0].taps * self.axes[1].taps
+    }
+}
+
+/// An operand's address under an environment.
+fn source(operand: &Operand, at: *mut u8, env: &Env) -> Source {
+    let mut strides = [0; 4];
+    for (to, from) in strides.iter_mut().zip(&operand.strides) {
+        *to = from.at(env) as isize;
+    }
+    Source { at: at.cast::<f32>().wrapping_offset(operand.offset.at(env) as isize), strides }
 }

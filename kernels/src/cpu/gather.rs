@@ -1,31 +1,168 @@
-//! Gather and index checks.
+//! Gather, and the check that keeps its indices in range.
 
-use super::{Config, Launch, SpecError};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::tile::TileCode;
+use super::walk::{Blocks, Scratch, Space, Walk, aligned, check_operand, check_rank};
+use super::{Config, Fault, Launch, SpecError};
+use crate::dtype::DType;
 use crate::size::Env;
-use crate::spec::Spec;
+use crate::spec::{Body, Spec};
 
-pub(crate) struct Gather;
+/// Types an index may have.
+pub(super) const INDEX_TYPES: [DType; 2] = [DType::U8, DType::I32];
 
-impl Gather {
-    pub fn new(_spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        Err(SpecError("pending".into()))
-    }
-    pub fn workspace(&self) -> u64 {
-        0
-    }
-    pub unsafe fn run(&self, _spec: &Spec, _launch: &Launch) {}
+/// Most points of a block: the values stay in the first-level cache until the epilogue has used them.
+const BLOCK: usize = 2048;
+
+/// See [`Body::Gather`]. An index outside the axis reads the nearest element, or 0 from an empty axis: the run is memory-safe
+/// whatever the indices are, and [`CheckIndex`] is what reports them.
+pub(crate) struct Gather {
+    code: TileCode,
+    threads: usize,
+    /// Most points of a block.
+    capacity: usize,
 }
 
+impl Gather {
+    pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
+        let Body::Gather(gather) = &spec.body else { return Err(SpecError("not a gather".into())) };
+        check_rank(&spec.dims, 1)?;
+        check_operand("the source", &gather.source, spec.dims.len(), &DType::ALL)?;
+        check_operand("the index", &gather.index, spec.dims.len(), &INDEX_TYPES)?;
+        let capacity = Space::new(&spec.dims, bound).points().clamp(1, BLOCK);
+        Ok(Gather { code: TileCode::new(spec, config)?, threads: config.threads, capacity })
+    }
+
+    fn values_bytes(&self) -> usize {
+        aligned(self.capacity * size_of::<u32>())
+    }
+
+    fn worker_bytes(&self) -> usize {
+        self.values_bytes() + self.code.scratch_bytes()
+    }
+
+    pub fn workspace(&self) -> u64 {
+        (self.worker_bytes() * self.threads) as u64
+    }
+
+    /// # Safety
+    /// What [`Launch`] promises about its addresses.
+    pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
+        let Body::Gather(gather) = &spec.body else { unreachable!("checked by new") };
+        let blocks = Blocks::new(&spec.dims, self.capacity, launch.env);
+        let lookup = Lookup {
+            source: Walk::new(&gather.source, launch.args[0], launch.env),
+            index: Walk::new(&gather.index, launch.args[1], launch.env),
+            axis_stride: gather.axis_stride.at(launch.env) as isize,
+            axis_len: gather.axis_len.at(launch.env),
+            last: spec.dims.len() - 1,
+        };
+        let scratch = Scratch::new(launch, self.worker_bytes());
+        let code = self.code.bind(spec, launch);
+        launch.team.run(blocks.count(), &|index, worker| {
+            let (block, values) = (blocks.block(index), scratch.of(worker).cast::<u32>());
+            blocks.space.rows(block.from, block.points, |at, len, done| {
+                // SAFETY: the worker's values hold a block, of which this row's begin at `done`.
+                let row = unsafe { std::slice::from_raw_parts_mut(values.add(done), len) };
+                // SAFETY: the row lies inside the space that the operands are walked over.
+                unsafe { lookup.row(at, row) };
+            });
+            // SAFETY: the epilogue's bytes follow the values.
+            unsafe { blocks.finish(&code, &block, values, scratch.of(worker).wrapping_add(self.values_bytes())) };
+        });
+    }
+}
+
+/// A gather at launch.
+struct Lookup {
+    source: Walk,
+    index: Walk,
+    axis_stride: isize,
+    axis_len: i64,
+    last: usize,
+}
+
+impl Lookup {
+    /// The values of a row that begins at a point.
+    ///
+    /// # Safety
+    /// The row lies inside the space that the operands are walked over.
+    unsafe fn row(&self, at: &[usize], row: &mut [u32]) {
+        if self.axis_len <= 0 {
+            row.fill(0);
+            return;
+        }
+        let (source, index) = (self.source.offset(at), self.index.offset(at));
+        let (source_step, index_step) = (self.source.strides[self.last], self.index.strides[self.last]);
+        let place = |k: usize| {
+            // SAFETY: the caller's promise.
+            let index = unsafe { self.index.load(index + k as isize * index_step) } as i32;
+            source + i64::from(index).clamp(0, self.axis_len - 1) as isize * self.axis_stride
+        };
+        // SAFETY: the caller's promise; `place` has brought the index into the axis.
+        let load = |offset: isize| unsafe { self.source.load(offset) };
+        if index_step != 0 {
+            row.iter_mut().enumerate().for_each(|(k, to)| *to = load(place(k) + k as isize * source_step));
+        } else if source_step == 1 && self.source.dtype.bytes() == 4 {
+            // SAFETY: the row's elements are neighbours in the source; scratch and operands do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(self.source.element::<u32>(place(0)), row.as_mut_ptr(), row.len()) };
+        } else {
+            let first = place(0);
+            row.iter_mut().enumerate().for_each(|(k, to)| *to = load(first + k as isize * source_step));
+        }
+    }
+}
+
+/// See [`Body::CheckIndex`].
 pub(crate) struct CheckIndex;
 
 impl CheckIndex {
-    pub fn new(_spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        Err(SpecError("pending".into()))
+    /// Indices one worker looks at before it takes the next.
+    const CHUNK: usize = 1 << 14;
+
+    pub fn new(spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
+        let Body::CheckIndex(check) = &spec.body else { return Err(SpecError("not a check of indices".into())) };
+        check_rank(&spec.dims, 0)?;
+        check_operand("the index", &check.index, spec.dims.len(), &INDEX_TYPES)?;
+        Ok(CheckIndex)
     }
+
     pub fn workspace(&self) -> u64 {
         0
     }
-    pub unsafe fn run(&self, _spec: &Spec, _launch: &Launch) -> Result<(), super::Fault> {
-        Ok(())
+
+    /// # Safety
+    /// What [`Launch`] promises about its addresses.
+    pub unsafe fn run(&self, spec: &Spec, launch: &Launch) -> Result<(), Fault> {
+        let Body::CheckIndex(check) = &spec.body else { unreachable!("checked by new") };
+        let (space, limit) = (Space::new(&spec.dims, launch.env), check.limit.at(launch.env));
+        let index = Walk::new(&check.index, launch.args[0], launch.env);
+        let step = index.strides[spec.dims.len().saturating_sub(1)];
+        // SAFETY: called for points of the space that the operand is walked over.
+        let load = |offset: isize| i64::from(unsafe { index.load(offset) } as i32);
+        let points = space.points();
+        // The least position wins, whichever chunk is done first.
+        let first = AtomicU64::new(u64::MAX);
+        launch.team.run(points.div_ceil(Self::CHUNK), &|chunk, _| {
+            let from = chunk * Self::CHUNK;
+            if first.load(Ordering::Relaxed) < from as u64 {
+                return;
+            }
+            space.rows(from, Self::CHUNK.min(points - from), |at, len, done| {
+                let row = index.offset(at);
+                let is_bad = |k: &usize| !(0..limit).contains(&load(row + *k as isize * step));
+                if let Some(k) = (0..len).find(is_bad) {
+                    first.fetch_min((from + done + k) as u64, Ordering::Relaxed);
+                }
+            });
+        });
+        match first.into_inner() {
+            u64::MAX => Ok(()),
+            position => {
+                let value = load(index.offset(&space.point(position as usize)));
+                Err(Fault::Index { position, value, limit: limit.max(0) as u64 })
+            }
+        }
     }
 }

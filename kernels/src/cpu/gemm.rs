@@ -1,17 +1,306 @@
 //! Matrix products.
 
-use super::{Config, Launch, SpecError};
-use crate::size::Env;
-use crate::spec::Spec;
+pub(super) mod drive;
+pub(super) mod micro;
+pub(super) mod pack;
+mod simd;
 
-pub(crate) struct Matmul;
+use std::ops::Range;
+
+use super::tile::{Bound, MAX_AXES, TileCode};
+use super::{Config, Launch, SpecError};
+use crate::size::{Env, Size};
+use crate::spec::{Body, Operand, Spec};
+use drive::{Blocking, MicroPanel, Product, Room, Space, drive};
+use micro::{Left, Micro};
+use pack::Source;
+
+/// Most steps of the contracted axis in a block: a right micro-panel of so many steps stays in L2 beside the left panels.
+pub(super) const DEPTH: usize = 512;
+/// Most rows of a block of the result; a multiple of every micro-kernel's rows.
+pub(super) const ROWS: usize = 168;
+/// Most elements of a packed left operand, kept for the whole contracted axis.
+pub(super) const LEFT: usize = 96 << 10;
+/// Most elements of a block of the result while the left operand stays packed: the epilogue finds them in L2.
+pub(super) const ACC: usize = 32 << 10;
+/// The same when the left operand is packed anew for every strip, which wants wide strips.
+pub(super) const ACC_WIDE: usize = 64 << 10;
+/// Blocks of the result below which a long contracted axis is split.
+const SPLIT_BLOCKS: usize = 8;
+/// Fewest blocks of the contracted axis in a split.
+const SPLIT_DEPTH: usize = 4;
+/// Columns of a strip when the contracted axis is split.
+pub(super) const SPLIT_COLUMNS: usize = 128;
+
+/// [`Body::Matmul`], prepared.
+pub(crate) struct Matmul {
+    code: TileCode,
+    micro: &'static Micro,
+    threads: usize,
+    space: Space,
+}
 
 impl Matmul {
-    pub fn new(_spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        Err(SpecError("pending".into()))
+    pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
+        let Body::Matmul(body) = &spec.body else { return Err(SpecError("not a matrix product".into())) };
+        let rank = spec.dims.len();
+        if !(2..=MAX_AXES).contains(&rank) || body.a.strides.len() != rank || body.b.strides.len() != rank {
+            return Err(SpecError(format!("a product of rank {rank} with {} and {} strides", body.a.strides.len(), body.b.strides.len())));
+        }
+        let code = TileCode::new(spec, config)?;
+        let micro = Micro::of(config.isa);
+        let size = |s: Size| s.usize_at(bound);
+        let (m, n, k) = (size(spec.dims[rank - 2]), size(spec.dims[rank - 1]), size(body.k));
+        let fixed = spec.dims.iter().all(|d| d.as_fixed().is_some());
+        let groups = spec.dims[..rank - 2].iter().fold(1usize, |p, &d| p.saturating_mul(size(d)));
+        let of = |m, n| space(m, n, k, if fixed { split_blocks(groups, m, n) } else { 1 }, micro);
+        // See `run` for what a single column does.
+        let space = match spec.dims[rank - 1].as_fixed() {
+            Some(1) => of(1, m),
+            Some(_) => of(m, n),
+            None => of(m, n).max(&of(1, m)),
+        };
+        let space = Space { scratch: code.scratch_bytes(), ..space };
+        Ok(Matmul { code, micro, threads: config.threads.max(1), space })
     }
+
     pub fn workspace(&self) -> u64 {
-        0
+        self.space.bytes(self.threads)
     }
-    pub unsafe fn run(&self, _spec: &Spec, _launch: &Launch) {}
+
+    pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
+        let Body::Matmul(body) = &spec.body else { unreachable!("checked by new") };
+        let env = launch.env;
+        let (batch, sizes) = spec.dims.split_at(spec.dims.len() - 2);
+        let groups = batch.iter().map(|d| d.usize_at(env)).product();
+        let (mut m, mut n, k) = (sizes[0].usize_at(env), sizes[1].usize_at(env), body.k.usize_at(env));
+        let (mut a, mut b) = (Matrix::new(&body.a, launch.args[0], env), Matrix::new(&body.b, launch.args[1], env));
+        // A matrix times a vector: the vector's one column would fill a lane of each vector register, so the product is
+        // computed transposed, which changes neither a sum nor, with one column, where the epilogue finds it.
+        let turned = n == 1;
+        if turned {
+            (m, n) = (n, m);
+            (a, b) = (b.turned(), a.turned());
+        }
+        let room = Room { workspace: launch.workspace, space: &self.space, threads: self.threads, team: launch.team };
+        let blocking = blocking(m, n, k, groups, self.threads.min(launch.team.threads()), self.micro);
+        let product = Strided {
+            spec,
+            env,
+            a,
+            b,
+            turned,
+            sizes: [groups, m, n, k],
+            strip: blocking.columns,
+            depth: even(k, DEPTH, 1),
+            micro: self.micro,
+            code: self.code.bind(spec, launch),
+        };
+        // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the contract of `run`.
+        unsafe { drive(&product, self.micro, &blocking, &room) };
+    }
+}
+
+/// `total` cut evenly into parts of at most `most`: the size of every part but the last, a multiple of `multiple`.
+pub(super) fn even(total: usize, most: usize, multiple: usize) -> usize {
+    total.div_ceil(total.div_ceil(most.max(1)).max(1)).next_multiple_of(multiple).max(multiple)
+}
+
+/// How a product is cut. Only `splits` (and the blocks of k) decide in which order an element is summed, and they follow
+/// from the sizes alone; the rest may look at the number of threads.
+fn blocking(m: usize, n: usize, k: usize, groups: usize, threads: usize, micro: &Micro) -> Blocking {
+    let width = micro.columns();
+    let mut rows = even(m, ROWS, 1);
+    let splits = splits(split_blocks(groups, m, n), k.div_ceil(DEPTH));
+    if splits > 1 {
+        return Blocking { rows, columns: SPLIT_COLUMNS.min(n.next_multiple_of(width)), resident: false, splits };
+    }
+    let resident = k <= DEPTH || rows * k <= LEFT;
+    let acc = if resident { ACC } else { ACC_WIDE };
+    let mut columns = even(n, (acc / rows / width * width).max(width), width);
+    // Enough blocks for every thread to have several, by narrower strips first, as they need no more packing of the left
+    // operand, then by fewer rows.
+    let blocks = groups * m.div_ceil(rows);
+    if threads > 1 && blocks * n.div_ceil(columns) < wanted(threads) {
+        columns = columns.min(even(n, n.div_ceil(wanted(threads).div_ceil(blocks.max(1))), width));
+        rows = share_rows(m, rows, groups * n.div_ceil(columns), threads);
+    }
+    Blocking { rows, columns, resident, splits }
+}
+
+/// Blocks of the result to have, if it can be: enough for threads that fall behind to leave some to others.
+pub(super) fn wanted(threads: usize) -> usize {
+    3 * threads
+}
+
+/// Fewer than `rows` rows in a block, if there are not blocks for every thread; `others`: blocks side by side.
+pub(super) fn share_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
+    if others * m.div_ceil(rows) < threads { rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1)) } else { rows }
+}
+
+/// Blocks of a result whose contracted axis is split.
+pub(super) fn split_blocks(groups: usize, rows: usize, columns: usize) -> usize {
+    groups.saturating_mul(rows.div_ceil(ROWS)).saturating_mul(columns.div_ceil(SPLIT_COLUMNS)).max(1)
+}
+
+/// Into how many parts a contracted axis of so many blocks is split: more than one when the result alone has too few blocks
+/// to share.
+pub(super) fn splits(blocks: usize, depth_blocks: usize) -> usize {
+    (SPLIT_BLOCKS / blocks).min(depth_blocks / SPLIT_DEPTH).max(1)
+}
+
+/// Elements that the sums of splits may need with sizes up to these; `fewest`: what [`split_blocks`] may come down to.
+pub(super) fn partial_space(rows: usize, columns: usize, fewest: usize, depth_blocks: usize, micro: &Micro) -> usize {
+    // There are at most `SPLIT_BLOCKS` splits of blocks, all blocks together.
+    let columns = SPLIT_COLUMNS.min(columns.next_multiple_of(micro.columns()));
+    if splits(fewest, depth_blocks) > 1 { SPLIT_BLOCKS * ROWS.min(rows) * columns } else { 0 }
+}
+
+/// Room for every blocking of sizes up to these.
+fn space(m: usize, n: usize, k: usize, fewest: usize, micro: &Micro) -> Space {
+    let width = micro.columns();
+    let (rows, columns) = (m.min(ROWS), n.saturating_add(width).min(ACC_WIDE));
+    Space {
+        left: rows.saturating_mul(k).min(LEFT.max(ROWS * DEPTH)),
+        right: 0,
+        micro_panel: k.min(DEPTH) * width,
+        acc: (rows * columns).min(ACC_WIDE.max(ROWS * width)),
+        scratch: 0,
+        partial: partial_space(m, n, fewest, k.div_ceil(DEPTH), micro),
+    }
+}
+
+/// An operand: its address, and elements between neighbours along its last two axes.
+struct Matrix<'a> {
+    operand: &'a Operand,
+    at: *const f32,
+    strides: [isize; 2],
+}
+
+impl<'a> Matrix<'a> {
+    fn new(operand: &'a Operand, at: *mut u8, env: &Env) -> Self {
+        let rank = operand.strides.len();
+        let stride = |axis: usize| operand.strides[axis].at(env) as isize;
+        let at = at.cast::<f32>().wrapping_offset(operand.offset.at(env) as isize);
+        Matrix { operand, at, strides: [stride(rank - 2), stride(rank - 1)] }
+    }
+
+    fn turned(self) -> Self {
+        let [rows, columns] = self.strides;
+        Matrix { strides: [columns, rows], ..self }
+    }
+
+    /// Element (i, j) of the matrix at these batch coordinates.
+    fn at(&self, batch: &[usize], i: usize, j: usize, env: &Env) -> *const f32 {
+        let group: isize = batch.iter().zip(&self.operand.strides).map(|(&c, s)| c as isize * s.at(env) as isize).sum();
+        self.at.wrapping_offset(group + i as isize * self.strides[0] + j as isize * self.strides[1])
+    }
+}
+
+/// A batch of products of strided matrices.
+struct Strided<'a> {
+    spec: &'a Spec,
+    env: &'a Env,
+    a: Matrix<'a>,
+    b: Matrix<'a>,
+    /// Whether rows are the result's columns, of which there is one.
+    turned: bool,
+    /// Products, rows, columns, contracted.
+    sizes: [usize; 4],
+    strip: usize,
+    /// Steps of the contracted axis in a block.
+    depth: usize,
+    micro: &'static Micro,
+    code: Bound<'a>,
+}
+
+// SAFETY: operands are only read, and blocks of the result are written by one worker each.
+unsafe impl Sync for Strided<'_> {}
+
+impl Strided<'_> {
+    /// The coordinates of a group along the batch axes, and zeros after them.
+    fn origin(&self, group: usize) -> [usize; MAX_AXES] {
+        let mut at = [0; MAX_AXES];
+        let mut rest = group;
+        for axis in (0..self.spec.dims.len() - 2).rev() {
+            let size = self.spec.dims[axis].usize_at(self.env);
+            (at[axis], rest) = (rest % size, rest / size);
+        }
+        at
+    }
+}
+
+impl Product for Strided<'_> {
+    const INDIRECT: bool = false;
+
+    fn groups(&self) -> usize {
+        self.sizes[0]
+    }
+
+    fn left_group(&self, group: usize) -> usize {
+        let shared = self.a.operand.strides[..self.spec.dims.len() - 2].iter().all(|s| s.at(self.env) == 0);
+        if shared { 0 } else { group }
+    }
+
+    fn rows(&self) -> usize {
+        self.sizes[1]
+    }
+
+    fn strips(&self) -> usize {
+        self.sizes[2].div_ceil(self.strip)
+    }
+
+    fn strip(&self, strip: usize) -> Range<usize> {
+        strip * self.strip..((strip + 1) * self.strip).min(self.sizes[2])
+    }
+
+    fn depth_blocks(&self) -> usize {
+        self.sizes[3].div_ceil(DEPTH)
+    }
+
+    fn depth(&self, block: usize) -> Range<usize> {
+        block * self.depth..((block + 1) * self.depth).min(self.sizes[3])
+    }
+
+    unsafe fn left(&self, group: usize, rows: Range<usize>, panel: usize, block: usize, to: *mut f32) {
+        let depth = self.depth(block);
+        let [stride, step] = self.a.strides;
+        let origin = self.origin(group);
+        for row in rows.clone().step_by(panel) {
+            let at = self.a.at(&origin[..self.spec.dims.len() - 2], row, depth.start, self.env);
+            let count = panel.min(rows.end - row);
+            // SAFETY: the rows and steps lie inside the operand, and panels fill the buffer one after another.
+            unsafe { (self.micro.pack)(Source { at, stride, step }, count, depth.len(), to.add((row - rows.start) * depth.len()), count) };
+        }
+    }
+
+    unsafe fn panel(&self, row: usize, block: usize, left: *const f32) -> Left {
+        // SAFETY: `row` rows are packed before it.
+        Left { base: unsafe { left.add(row * self.depth(block).len()) }, rows: std::ptr::null(), steps: std::ptr::null() }
+    }
+
+    unsafe fn right(&self, _group: usize, _strip: usize, _block: usize, _to: *mut f32) {}
+
+    unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> (*const f32, usize) {
+        let depth = self.depth(at.block);
+        let [step, stride] = self.b.strides;
+        let origin = self.origin(at.group);
+        let from = self.b.at(&origin[..self.spec.dims.len() - 2], depth.start, at.columns.start, self.env);
+        // Read once and in whole vectors: packing would only be another pass.
+        if stride == 1 && step >= 0 && at.panels == 1 && at.columns.len() == at.width {
+            return (from, step as usize);
+        }
+        // SAFETY: the columns and steps lie inside the operand, and the buffer takes `depth · width` elements.
+        unsafe { (self.micro.pack)(Source { at: from, stride, step }, at.columns.len(), depth.len(), to, at.width) };
+        (to, at.width)
+    }
+
+    unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8) {
+        let (rank, columns) = (self.spec.dims.len(), self.strip(strip));
+        let (rows, columns, stride) = if self.turned { (columns, rows, 1) } else { (rows, columns, stride) };
+        let mut origin = self.origin(group);
+        (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
+        // SAFETY: the block is this worker's, and so is the scratch memory.
+        unsafe { self.code.block(&origin[..rank], rank - 2, rows.len(), columns.len(), acc.cast(), stride, scratch) };
+    }
 }

@@ -10,6 +10,7 @@ mod scatter;
 mod simd;
 mod team;
 mod tile;
+mod walk;
 
 pub use isa::Isa;
 pub use team::Team;
@@ -67,6 +68,8 @@ unsafe impl Sync for Launch<'_> {}
 pub struct Kernel {
     spec: Spec,
     arguments: Vec<(Operand, Dims, Access)>,
+    bound: Env,
+    threads: usize,
     body: Prepared,
 }
 
@@ -85,6 +88,9 @@ enum Prepared {
 impl Kernel {
     /// Prepares a spec to run with sizes up to `bound`.
     pub fn new(spec: Spec, bound: &Env, config: &Config) -> Result<Kernel, SpecError> {
+        if config.isa > Isa::detect() {
+            return Err(SpecError(format!("this CPU has no {}", config.isa)));
+        }
         let body = match &spec.body {
             Body::Loop => Prepared::Loop(loops::Loop::new(&spec, bound, config)?),
             Body::Matmul(_) => Prepared::Matmul(gemm::Matmul::new(&spec, bound, config)?),
@@ -96,12 +102,17 @@ impl Kernel {
             Body::CheckIndex(_) => Prepared::CheckIndex(gather::CheckIndex::new(&spec, bound, config)?),
         };
         let arguments = spec.arguments();
-        Ok(Kernel { spec, arguments, body })
+        Ok(Kernel { spec, arguments, bound: *bound, threads: config.threads.max(1), body })
     }
 
     /// The spec this was prepared from.
     pub fn spec(&self) -> &Spec {
         &self.spec
+    }
+
+    /// The largest team its workspace has room for.
+    pub fn threads(&self) -> usize {
+        self.threads
     }
 
     /// Bytes of scratch memory a run needs, whatever the sizes up to the bound; 64-byte aligned.
@@ -121,11 +132,12 @@ impl Kernel {
     /// Runs the kernel over regions of `memory`, one per argument in the order of [`Spec::arguments`].
     ///
     /// # Panics
-    /// If a region is too small for what the kernel reaches under `env`, is not aligned to its elements (64 bytes for the
-    /// workspace), is not inside a live arena, is written twice in one place, or overlaps a region
+    /// If `env` is above the bound, the team larger than what the kernel was prepared for, or a region is too small for what the kernel reaches under `env`, is not aligned to its
+    /// elements (64 bytes for the workspace), is not inside a live arena, is written twice in one place, or overlaps a region
     /// that is written, other than as the same region with the same walk (in-place elementwise work): a plan that passed
     /// its checker never does this, so it is a bug of the caller, and memory safety does not depend on the caller.
     pub fn run(&self, memory: &mut Memory, args: &[Region], workspace: &Region, env: &Env, team: &Team) -> Result<(), Fault> {
+        assert!(team.threads() <= self.threads, "a team of {} runs a kernel prepared for {}", team.threads(), self.threads);
         self.check(args, workspace, env);
         let addresses: SmallVec<[*mut u8; 16]> = args.iter().map(|r| memory.address(r)).collect();
         let launch = Launch { args: &addresses, workspace: memory.address(workspace), env, team };
@@ -148,6 +160,7 @@ impl Kernel {
 
     fn check(&self, args: &[Region], workspace: &Region, env: &Env) {
         assert_eq!(args.len(), self.arguments.len(), "one region per argument");
+        assert!(env.0.iter().zip(self.bound.0).all(|(&size, most)| size <= most), "sizes {:?} above the bound {:?}", env.0, self.bound.0);
         assert!(workspace.bytes >= self.workspace(), "workspace of {} bytes, {} needed", workspace.bytes, self.workspace());
         assert!(workspace.offset.is_multiple_of(64), "workspace at {}, not 64-byte aligned", workspace.offset);
         for (i, (operand, dims, access)) in self.arguments.iter().enumerate() {

@@ -1,29 +1,215 @@
 //! Pooling and its gradient.
+//!
+//! Both walk their result in tiles of whole rows. A row is computed window element by window element, so that the inner
+//! loop runs along the row whatever the geometry; windows of 2×2 with stride 2, the common case, have loops of their own.
+//! The gradient gathers: each input element adds up what the windows over it send, in row-major order of the windows, so
+//! that no two threads meet and the sums do not depend on how the work was shared.
 
-use super::{Config, Launch, SpecError};
-use crate::size::Env;
-use crate::spec::Spec;
+mod forward;
+mod grad;
 
-pub(crate) struct Pool2d;
+pub(crate) use forward::Pool2d;
+pub(crate) use grad::Pool2dGrad;
 
-impl Pool2d {
-    pub fn new(_spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        Err(SpecError("pending".into()))
-    }
-    pub fn workspace(&self) -> u64 {
-        0
-    }
-    pub unsafe fn run(&self, _spec: &Spec, _launch: &Launch) {}
+use std::ops::Range;
+
+use super::tile::{Bound, TileCode};
+use super::walk::{Space, aligned, check_operand, product};
+use super::{Config, Isa, SpecError};
+use crate::dtype::DType;
+use crate::size::{Env, Size};
+use crate::spec::{Operand, Spec, Window};
+
+/// Most points of a tile: their values, positions and the epilogue's registers stay in the first-level cache.
+const TILE: usize = 2048;
+
+/// The largest window side, stride or padding taken, so that coordinates cannot overflow.
+const LARGEST: usize = 1 << 24;
+
+/// What both kernels prepare.
+struct Common {
+    code: TileCode,
+    isa: Isa,
+    threads: usize,
+    /// Most points of a tile.
+    capacity: usize,
 }
 
-pub(crate) struct Pool2dGrad;
+impl Common {
+    fn new(spec: &Spec, window: &Window, bound: &Env, config: &Config) -> Result<Common, SpecError> {
+        if spec.dims.len() != 4 {
+            return Err(SpecError(format!("pooling over {} axes instead of 4", spec.dims.len())));
+        }
+        let nonzero = window.k.iter().chain(&window.stride).all(|&n| n > 0);
+        let small = window.k.iter().chain(&window.stride).chain(&window.pad).all(|&n| n <= LARGEST);
+        if !nonzero || !small {
+            return Err(SpecError(format!("pooling with {window:?}")));
+        }
+        let capacity = Space::new(&spec.dims, bound).points().clamp(1, TILE);
+        Ok(Common { code: TileCode::new(spec, config)?, isa: config.isa, threads: config.threads, capacity })
+    }
 
-impl Pool2dGrad {
-    pub fn new(_spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        Err(SpecError("pending".into()))
+    /// Bytes of one array of a tile's values.
+    fn array_bytes(&self) -> usize {
+        aligned(self.capacity * size_of::<u32>())
     }
-    pub fn workspace(&self) -> u64 {
-        0
+
+    /// A worker's scratch: `arrays` arrays of a tile's values, then the epilogue's.
+    fn worker_bytes(&self, arrays: usize) -> usize {
+        arrays * self.array_bytes() + self.code.scratch_bytes()
     }
-    pub unsafe fn run(&self, _spec: &Spec, _launch: &Launch) {}
 }
+
+/// Fails unless stored positions can name every element of a window.
+fn check_positions(arg: &Operand, window: &Window) -> Result<(), SpecError> {
+    check_operand("the positions", arg, 4, &[DType::U8, DType::I32])?;
+    if arg.dtype == DType::U8 && product(&window.k) > 256 {
+        return Err(SpecError(format!("positions in a window of {}×{} do not fit in u8", window.k[0], window.k[1])));
+    }
+    Ok(())
+}
+
+/// How the result `n, c, h, w` is cut into tiles: some rows of one image, all channels in one sequence of rows; rows longer
+/// than a tile are cut as well. The cut depends on the sizes alone.
+#[derive(Clone, Copy)]
+struct Tiling {
+    dims: [usize; 4],
+    rows: usize,
+    cols: usize,
+    row_tiles: usize,
+    col_tiles: usize,
+}
+
+/// One tile.
+struct Tile {
+    n: usize,
+    /// Rows `c · h + y` of the image.
+    rows: Range<usize>,
+    cols: Range<usize>,
+}
+
+impl Tiling {
+    fn new(dims: &[Size], capacity: usize, env: &Env) -> Tiling {
+        let space = Space::new(dims, env);
+        let &[n, c, h, w] = space.sizes() else { unreachable!("four axes") };
+        let cols = w.clamp(1, capacity);
+        let rows = (capacity / cols).max(1);
+        Tiling { dims: [n, c, h, w], rows, cols, row_tiles: (c * h).div_ceil(rows), col_tiles: w.div_ceil(cols) }
+    }
+
+    fn tiles(&self) -> usize {
+        self.dims[0] * self.row_tiles * self.col_tiles
+    }
+
+    fn tile(&self, index: usize) -> Tile {
+        let [_, c, h, w] = self.dims;
+        let col = index % self.col_tiles * self.cols;
+        let row = index / self.col_tiles % self.row_tiles * self.rows;
+        let n = index / self.col_tiles / self.row_tiles;
+        Tile { n, rows: row..(row + self.rows).min(c * h), cols: col..(col + self.cols).min(w) }
+    }
+
+    /// The rows of a tile.
+    #[inline(always)]
+    fn rows(&self, tile: &Tile) -> Rows {
+        let h = self.dims[2];
+        Rows { next: [tile.n, tile.rows.start / h, tile.rows.start % h], h, left: tile.rows.len() }
+    }
+
+    /// Runs the epilogue over a tile's values.
+    ///
+    /// # Safety
+    /// `acc` holds the tile's values, `scratch` the epilogue's bytes for this worker.
+    unsafe fn finish(&self, code: &Bound<'_>, tile: &Tile, acc: *const u32, scratch: *mut u8) {
+        let h = self.dims[2];
+        let origin = [tile.n, tile.rows.start / h, tile.rows.start % h, tile.cols.start];
+        let points = tile.rows.len() * tile.cols.len();
+        // SAFETY: the points of a tile are neighbours in row-major order: whole rows, or a part of one.
+        unsafe { code.block(&origin, 0, 1, points, acc, points, scratch) };
+    }
+}
+
+/// The rows `n, c, y` of a tile. An iterator rather than a closure called for each row: a closure would be compiled once,
+/// for the least instruction set, instead of into each of its callers.
+struct Rows {
+    next: [usize; 3],
+    h: usize,
+    left: usize,
+}
+
+impl Iterator for Rows {
+    type Item = [usize; 3];
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<[usize; 3]> {
+        self.left = self.left.checked_sub(1)?;
+        let row = self.next;
+        self.next[2] += 1;
+        if self.next[2] == self.h {
+            self.next[1] += 1;
+            self.next[2] = 0;
+        }
+        Some(row)
+    }
+}
+
+/// The sizes that windows are laid over.
+#[derive(Clone, Copy)]
+struct Geometry {
+    /// Image height and width.
+    hw: [usize; 2],
+    /// Result height and width.
+    ohw: [usize; 2],
+    window: Window,
+}
+
+impl Geometry {
+    /// The elements of window `i` along an axis that lie inside the image.
+    #[inline(always)]
+    fn inside(&self, axis: usize, i: usize) -> Range<usize> {
+        let (start, pad) = (i * self.window.stride[axis], self.window.pad[axis]);
+        let from = pad.saturating_sub(start);
+        from..(self.hw[axis] + pad).saturating_sub(start).clamp(from, self.window.k[axis].max(from))
+    }
+
+    /// The windows along an axis whose element `k` lies at a place in `places` of the image.
+    #[inline(always)]
+    fn windows(&self, axis: usize, k: usize, places: Range<usize>) -> Range<usize> {
+        let (stride, pad) = (self.window.stride[axis], self.window.pad[axis]);
+        let from = (places.start + pad).saturating_sub(k).div_ceil(stride);
+        let to = (places.end + pad).saturating_sub(k).div_ceil(stride).min(self.ohw[axis]);
+        from.min(to)..to
+    }
+
+    #[inline(always)]
+    fn is_2x2(&self) -> bool {
+        self.window == Window { k: [2, 2], stride: [2, 2], pad: [0, 0] }
+    }
+
+    /// What a mean over window (i, j) divides by; 1 for a window with nothing in it.
+    #[inline(always)]
+    fn divisor(&self, count_pad: bool, rows: usize, j: usize) -> f32 {
+        let count = if count_pad { product(&self.window.k) } else { rows * self.inside(1, j).len() };
+        count.max(1) as f32
+    }
+}
+
+/// Runs `$four` at places `$k` that together cover `0..$count` in steps of four, the last moved back to end at `$count`, so
+/// that a row which is no multiple of four has no remainder; a row of less than four runs `$one` at every place.
+macro_rules! in_fours {
+    ($count:expr, |$k:ident| $four:expr, $one:expr) => {{
+        let (count, mut next): (usize, usize) = ($count, 0);
+        while next < count {
+            if count >= 4 {
+                let $k = next.min(count - 4);
+                $four;
+                next += 4;
+            } else {
+                let $k = next;
+                $one;
+                next += 1;
+            }
+        }
+    }};
+}
+use in_fours;

@@ -1,17 +1,159 @@
 //! Deterministic scatter-add.
+//!
+//! The result is cut into blocks and each block looks for what is added to it, in the order of the values: no atomics, and
+//! the sums do not depend on how the blocks are shared among threads.
 
+use std::ops::Range;
+
+use super::gather::INDEX_TYPES;
+use super::tile::TileCode;
+use super::walk::{Blocks, Scratch, Space, Walk, aligned, check_operand, check_rank};
 use super::{Config, Launch, SpecError};
+use crate::dtype::DType;
 use crate::size::Env;
-use crate::spec::Spec;
+use crate::spec::{Body, Spec};
 
-pub(crate) struct ScatterAdd;
+/// Most points of a block. Every block reads all indices that may lead to it, so blocks are as large as the second-level
+/// cache holds with ease.
+const BLOCK: usize = 1 << 14;
+
+/// See [`Body::ScatterAdd`]. Values whose index lies outside the axis are added nowhere; [`super::gather::CheckIndex`] is
+/// what reports them.
+pub(crate) struct ScatterAdd {
+    code: TileCode,
+    threads: usize,
+    /// Most points of a block.
+    capacity: usize,
+}
 
 impl ScatterAdd {
-    pub fn new(_spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        Err(SpecError("pending".into()))
+    pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
+        let Body::ScatterAdd(scatter) = &spec.body else { return Err(SpecError("not a scatter".into())) };
+        let rank = spec.dims.len();
+        check_rank(&spec.dims, 1)?;
+        check_operand("the value", &scatter.value, rank, &[DType::F32])?;
+        check_operand("the index", &scatter.index, rank, &INDEX_TYPES)?;
+        let axes_match = scatter.space.len() == rank
+            && scatter.axis < rank
+            && (0..rank).all(|axis| axis == scatter.axis || spec.dims[axis] == scatter.space[axis]);
+        if !axes_match {
+            let (space, dims, axis) = (&scatter.space, &spec.dims, scatter.axis);
+            return Err(SpecError(format!("values over {space:?} scattered along axis {axis} of {dims:?}")));
+        }
+        let capacity = Space::new(&spec.dims, bound).points().clamp(1, BLOCK);
+        Ok(ScatterAdd { code: TileCode::new(spec, config)?, threads: config.threads, capacity })
     }
+
+    fn values_bytes(&self) -> usize {
+        aligned(self.capacity * size_of::<f32>())
+    }
+
+    fn worker_bytes(&self) -> usize {
+        self.values_bytes() + self.code.scratch_bytes()
+    }
+
     pub fn workspace(&self) -> u64 {
-        0
+        (self.worker_bytes() * self.threads) as u64
     }
-    pub unsafe fn run(&self, _spec: &Spec, _launch: &Launch) {}
+
+    /// # Safety
+    /// What [`Launch`] promises about its addresses.
+    pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
+        let Body::ScatterAdd(scatter) = &spec.body else { unreachable!("checked by new") };
+        let (env, axis) = (launch.env, scatter.axis);
+        let blocks = Blocks::new(&spec.dims, self.capacity, env);
+        let sums = Sums {
+            value: Walk::new(&scatter.value, launch.args[0], env),
+            index: Walk::new(&scatter.index, launch.args[1], env),
+            axis,
+            outer: Space::new(&spec.dims[..axis], env),
+            inner: Space::new(&spec.dims[axis + 1..], env),
+            len: spec.dims[axis].usize_at(env),
+            values: scatter.space[axis].usize_at(env),
+        };
+        let scratch = Scratch::new(launch, self.worker_bytes());
+        let code = self.code.bind(spec, launch);
+        launch.team.run(blocks.count(), &|index, worker| {
+            let (block, acc) = (blocks.block(index), scratch.of(worker).cast::<f32>());
+            // SAFETY: the worker's values hold a block and are its own.
+            let row = unsafe { std::slice::from_raw_parts_mut(acc, block.points) };
+            row.fill(0.0);
+            // SAFETY: the operands are walked inside their spaces.
+            unsafe { sums.add(block.from..block.from + block.points, row) };
+            // SAFETY: the epilogue's bytes follow the values.
+            unsafe { blocks.finish(&code, &block, acc.cast(), scratch.of(worker).wrapping_add(self.values_bytes())) };
+        });
+    }
+}
+
+/// A scatter at launch: result `outer × len × inner`, values `outer × values × inner`.
+struct Sums {
+    value: Walk,
+    index: Walk,
+    axis: usize,
+    outer: Space,
+    inner: Space,
+    len: usize,
+    values: usize,
+}
+
+impl Sums {
+    /// Adds what belongs to the row-major `range` of the result.
+    ///
+    /// # Safety
+    /// The operands may be read over the values' space.
+    unsafe fn add(&self, range: Range<usize>, sums: &mut [f32]) {
+        let inner = self.inner.points();
+        let per_outer = self.len * inner;
+        let (index_axis, index_inner) = self.index.strides[self.axis..].split_first().expect("the axis exists");
+        let value_inner = &self.value.strides[self.axis + 1..];
+        let along = |strides: &[isize], at: &[usize]| -> isize { at.iter().zip(strides).map(|(&c, &s)| c as isize * s).sum() };
+        let last = self.inner.sizes().len().saturating_sub(1);
+        let step = |strides: &[isize]| if self.inner.sizes().is_empty() { 0 } else { strides[last] };
+        let (value_step, index_step) = (step(value_inner), step(index_inner));
+        let repeats = index_inner.iter().all(|&s| s == 0);
+        // SAFETY: called for points of the values' space only.
+        let index = |offset: isize| unsafe { self.index.load(offset) } as i32;
+        // SAFETY: as above.
+        let value = |offset: isize| unsafe { self.value.element::<f32>(offset).read() };
+        for outer in range.start / per_outer..range.end.div_ceil(per_outer) {
+            let (from, to) = (range.start.max(outer * per_outer), range.end.min((outer + 1) * per_outer));
+            // The part of this outer index's `len × inner` that is in the range.
+            let (here, wanted) = (from - range.start, from - outer * per_outer..to - outer * per_outer);
+            let at = self.outer.point(outer);
+            for s in 0..self.values {
+                let index_at = self.index.offset(&at[..self.axis]) + s as isize * index_axis;
+                let value_at = self.value.offset(&at[..self.axis]) + s as isize * self.value.strides[self.axis];
+                if repeats {
+                    let Some(place) = self.place(index(index_at), inner) else { continue };
+                    let (first, end) = (place.max(wanted.start), (place + inner).min(wanted.end));
+                    if first >= end {
+                        continue;
+                    }
+                    let to = &mut sums[here + first - wanted.start..here + end - wanted.start];
+                    self.inner.rows(first - place, end - first, |at, len, done| {
+                        let first = value_at + along(value_inner, at);
+                        for (k, sum) in to[done..done + len].iter_mut().enumerate() {
+                            *sum += value(first + if value_step == 1 { k as isize } else { k as isize * value_step });
+                        }
+                    });
+                } else {
+                    self.inner.rows(0, inner, |at, len, done| {
+                        let (index_at, value_at) = (index_at + along(index_inner, at), value_at + along(value_inner, at));
+                        for k in 0..len {
+                            let place = self.place(index(index_at + k as isize * index_step), inner).map(|place| place + done + k);
+                            if let Some(place) = place.filter(|place| wanted.contains(place)) {
+                                sums[here + place - wanted.start] += value(value_at + k as isize * value_step);
+                            }
+                        }
+                    });
+                }
+            }
+        }
+    }
+
+    /// Where the part of an index begins in `len × inner`, if it is in range.
+    fn place(&self, index: i32, inner: usize) -> Option<usize> {
+        usize::try_from(index).ok().filter(|&index| index < self.len).map(|index| index * inner)
+    }
 }

@@ -173,7 +173,7 @@ impl Draft {
             |k: usize, d: &Draft| d.spec.code.iter().any(|i| matches!(i, Inst::Uniform { state, .. } if usize::from(*state) == k));
         let fits = |k: &usize, d: &Draft| {
             let o = &d.spec.operands[*k];
-            !is_state(*k, d) && dtypes.contains(&o.dtype) && o.strides.iter().zip(&walked).all(|(s, &w)| !s.is(0) == w) && !taken(*k, d)
+            !is_state(*k, d) && dtypes.contains(&o.dtype) && o.strides.iter().zip(&walked).all(|(s, &w)| s.is(0) != w) && !taken(*k, d)
         };
         let twins: Vec<usize> = (0..self.spec.operands.len()).filter(|k| fits(k, self)).collect();
         if !twins.is_empty() && c.once_in(2) {

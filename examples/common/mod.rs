@@ -1,0 +1,144 @@
+//! What the training examples share: their options and how they report.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use slabwise::data::Mnist;
+use slabwise::prelude::*;
+
+/// The options of a training example.
+#[derive(Parser)]
+pub struct Args {
+    /// Passes over the 60,000 training images
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    epochs: Option<u32>,
+    /// Images in a step
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub batch: u32,
+    /// What weights and the order of images start from
+    #[arg(long, default_value_t = 42)]
+    pub seed: u64,
+    /// Threads kernels use; SLABWISE_THREADS or one for each core unless given
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: Device,
+    /// The folder of the four MNIST (or Fashion-MNIST) files; the one that comes with the project unless given
+    #[arg(long, value_name = "FOLDER")]
+    data: Option<PathBuf>,
+    /// Write weights and optimizer state to this file (safetensors) after every epoch
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Continue from a file that --save wrote, as if there had been no interruption
+    #[arg(long, value_name = "FILE")]
+    resume: Option<PathBuf>,
+    /// The most bytes that weights, optimizer state and slab may take, such as 24MiB
+    #[arg(long)]
+    budget: Option<Bytes>,
+    /// Write the plan of the training step as a picture (SVG)
+    #[arg(long, value_name = "FILE")]
+    plan_svg: Option<PathBuf>,
+}
+
+impl Args {
+    /// How many epochs, or `usual` if none were asked for.
+    pub fn epochs(&self, usual: u32) -> u32 {
+        self.epochs.unwrap_or(usual)
+    }
+
+    /// The data.
+    pub fn mnist(&self) -> Result<Mnist> {
+        Ok(Mnist::load(self.data.clone().unwrap_or_else(Mnist::default_dir))?)
+    }
+
+    /// A session as asked for.
+    pub fn session(&self, params: Params) -> Result<Session> {
+        let session = Session::new(self.device, params)?.with_budget(self.budget);
+        Ok(match self.threads {
+            Some(threads) => session.with_threads(threads as usize),
+            None => session,
+        })
+    }
+
+    /// Shows what was planned, and continues where a checkpoint ended: the epochs that remain of `epochs`, counted from 1.
+    pub fn start(&self, session: &mut Session, train: &Program<1>, epochs: u32, steps: u32) -> Result<std::ops::RangeInclusive<u32>> {
+        println!("{}", train.plan());
+        if let Some(path) = &self.plan_svg {
+            train.plan().write_svg(path)?;
+        }
+        let Some(path) = &self.resume else { return Ok(1..=epochs) };
+        session.load(path)?;
+        let done = session.value("optim.step")?.first().map_or(0, |&completed| completed as u32 / steps);
+        println!("resumed after epoch {done} from {}", path.display());
+        Ok(done + 1..=epochs)
+    }
+
+    /// Saves weights and optimizer state if asked to. Killed at any moment, an earlier file stays whole.
+    pub fn checkpoint(&self, session: &Session) -> Result<()> {
+        self.save.as_ref().map_or(Ok(()), |path| session.save(path))
+    }
+}
+
+/// One epoch in progress: a bar on a terminal, nothing elsewhere, a line at its end.
+pub struct Epoch {
+    number: u32,
+    bar: ProgressBar,
+    start: Instant,
+    trained: Duration,
+    images: usize,
+    loss: f64,
+}
+
+impl Epoch {
+    /// An epoch of so many images begins.
+    pub fn new(number: u32, images: usize) -> Self {
+        let target = if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(images as u64), target);
+        // The template is fixed; were it wrong, the bar would look plain.
+        if let Ok(style) = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} images, {per_sec}, loss {msg}") {
+            bar.set_style(style);
+        }
+        bar.set_prefix(format!("epoch {number}"));
+        Epoch { number, bar, start: Instant::now(), trained: Duration::ZERO, images: 0, loss: 0.0 }
+    }
+
+    /// A batch was trained on.
+    pub fn step(&mut self, images: usize, loss: f32) {
+        self.images += images;
+        self.loss += f64::from(loss) * images as f64;
+        self.trained = self.start.elapsed();
+        self.bar.inc(images as u64);
+        if !self.bar.is_hidden() {
+            self.bar.set_message(format!("{loss:.4}"));
+        }
+    }
+
+    /// The epoch has ended; so many of the test images were told right.
+    pub fn end(self, correct: f32, tested: usize) {
+        self.bar.finish_and_clear();
+        println!(
+            "epoch {}: mean loss {:.4}, {:.2} % of {tested} test images right, {:.0} images/s, {:.1} s",
+            self.number,
+            self.loss / self.images.max(1) as f64,
+            f64::from(correct) / tested.max(1) as f64 * 100.0,
+            self.images as f64 / self.trained.as_secs_f64().max(1e-9),
+            self.start.elapsed().as_secs_f64()
+        );
+    }
+}
+
+/// What the process ends with; an error goes to stderr in words.
+pub fn exit(result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

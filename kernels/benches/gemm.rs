@@ -1,0 +1,179 @@
+//! Matrix products and convolutions, at the shapes of the built-in models: `cargo bench -p slabwise-kernels --bench gemm`.
+
+use divan::counter::ItemsCount;
+use divan::{Bencher, Divan};
+use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::memory::{Memory, Region};
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Dims, Inst, Matmul, Operand, Spec, Store};
+
+fn main() {
+    Divan::from_args().main();
+}
+
+fn dims(sizes: &[usize]) -> Dims {
+    sizes.iter().map(|&s| Size::fixed(s as i64)).collect()
+}
+
+fn contiguous(sizes: &[usize]) -> Operand {
+    Operand::contiguous(DType::F32, &dims(sizes)).expect("small sizes")
+}
+
+/// A kernel that stores what its anchor computes.
+fn plain(body: Body, result: &[usize]) -> Spec {
+    let store = vec![Store { value: 0, operand: 0 }];
+    Spec { body, dims: dims(result), reduced: 0, operands: vec![contiguous(result)], indices: vec![], code: vec![Inst::Acc], stores: store }
+}
+
+/// Times a kernel; a counted item is one multiplication and one addition, so 1 Gitem/s is 2 GFLOP/s.
+fn time(bencher: Bencher, spec: Spec, sizes: [usize; 3], isa: Isa, threads: usize, work: usize) {
+    let team = Team::new(threads);
+    let kernel = Kernel::new(spec, &Env::default(), &Config { threads, isa }).expect("a valid spec");
+    let mut memory = Memory::new();
+    let args: Vec<Region> = sizes.iter().map(|&s| memory.reserve(4 * s as u64).expect("memory")).collect();
+    for arg in &args {
+        memory.elements_mut::<f32>(arg).iter_mut().enumerate().for_each(|(i, x)| *x = (i % 1013) as f32 / 1013.0 - 0.5);
+    }
+    let workspace = memory.reserve(kernel.workspace()).expect("memory");
+    bencher.counter(ItemsCount::new(work)).bench_local(|| kernel.run(&mut memory, &args, &workspace, &Env::default(), &team));
+}
+
+/// A product of `m × k` and `k × n`, either operand stored transposed.
+#[derive(Clone, Copy)]
+struct Product {
+    m: usize,
+    n: usize,
+    k: usize,
+    transposed: [bool; 2],
+}
+
+impl std::fmt::Display for Product {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let t = |t: bool| if t { "ᵀ" } else { "" };
+        write!(f, "{}×{}{} · {}×{}{}", self.m, self.k, t(self.transposed[0]), self.k, self.n, t(self.transposed[1]))
+    }
+}
+
+fn product(bencher: Bencher, p: Product, isa: Isa, threads: usize) {
+    let Product { m, n, k, transposed } = p;
+    let operand = |rows: usize, columns: usize, transposed: bool| {
+        let mut operand = contiguous(&if transposed { [columns, rows] } else { [rows, columns] });
+        if transposed {
+            operand.strides.swap(0, 1);
+        }
+        operand
+    };
+    let body = Matmul { k: Size::fixed(k as i64), a: operand(m, k, transposed[0]), b: operand(k, n, transposed[1]) };
+    time(bencher, plain(Body::Matmul(body), &[m, n]), [m * k, k * n, m * n], isa, threads, m * n * k);
+}
+
+const fn mm(m: usize, n: usize, k: usize, a: bool, b: bool) -> Product {
+    Product { m, n, k, transposed: [a, b] }
+}
+
+/// The products of a 784-512-256-10 perceptron's step at batch 64, and single rows and columns.
+const SHAPES: [Product; 12] = [
+    mm(64, 512, 784, false, false),
+    mm(64, 256, 512, false, false),
+    mm(64, 10, 256, false, false),
+    mm(256, 10, 64, true, false),
+    mm(64, 256, 10, false, true),
+    mm(512, 256, 64, true, false),
+    mm(64, 512, 256, false, true),
+    mm(784, 512, 64, true, false),
+    mm(64, 512, 3136, false, false),
+    mm(1, 512, 784, false, false),
+    mm(1, 512, 784, false, true),
+    mm(512, 1, 784, false, false),
+];
+
+#[divan::bench(args = SHAPES, consts = [1, 2])]
+fn skinny<const THREADS: usize>(bencher: Bencher, p: Product) {
+    product(bencher, p, Isa::detect(), THREADS);
+}
+
+#[divan::bench(args = [256, 1024, 2048], consts = [1, 2])]
+fn square<const THREADS: usize>(bencher: Bencher, n: usize) {
+    product(bencher, mm(n, n, n, false, false), Isa::detect(), THREADS);
+}
+
+#[divan::bench(args = Isa::available())]
+fn square_512(bencher: Bencher, isa: Isa) {
+    product(bencher, mm(512, 512, 512, false, false), isa, 1);
+}
+
+/// A square image and kernel.
+#[derive(Clone, Copy)]
+struct Convolution {
+    kind: ConvKind,
+    n: usize,
+    ci: usize,
+    co: usize,
+    hw: usize,
+    k: usize,
+    stride: usize,
+    groups: usize,
+}
+
+impl std::fmt::Display for Convolution {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Convolution { kind, n, ci, co, hw, k, stride, groups } = self;
+        write!(f, "{n}×{ci}×{hw}² {k}² → {co}, stride {stride}, {groups} groups, {kind:?}")
+    }
+}
+
+/// The convolutions of the built-in CNN, of residual networks, and a depthwise one.
+fn convolutions() -> Vec<Convolution> {
+    let shapes = [
+        (64, 1, 32, 28, 5, 1, 1),
+        (64, 32, 64, 14, 5, 1, 1),
+        (64, 16, 16, 32, 3, 1, 1),
+        (64, 32, 32, 16, 3, 1, 1),
+        (64, 64, 64, 8, 3, 1, 1),
+        (64, 16, 32, 32, 3, 2, 1),
+        (8, 64, 64, 56, 1, 1, 1),
+        (16, 64, 64, 32, 3, 1, 64),
+    ];
+    let kinds = [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad];
+    let of = |(n, ci, co, hw, k, stride, groups)| kinds.map(|kind| Convolution { kind, n, ci, co, hw, k, stride, groups });
+    shapes.into_iter().flat_map(of).collect()
+}
+
+#[divan::bench(args = convolutions(), consts = [1, 2])]
+fn convolution<const THREADS: usize>(bencher: Bencher, c: Convolution) {
+    let (pad, per_group) = (c.k / 2, c.ci / c.groups);
+    let out = (c.hw + 2 * pad - c.k) / c.stride + 1;
+    let (image, weight, result) = ([c.n, c.ci, c.hw, c.hw], [c.co, per_group, c.k, c.k], [c.n, c.co, out, out]);
+    let [a, b, to] = match c.kind {
+        ConvKind::Forward => [image, weight, result],
+        ConvKind::InputGrad => [result, weight, image],
+        ConvKind::WeightGrad => [image, result, weight],
+    };
+    let size = |x: usize| Size::fixed(x as i64);
+    let body = Conv2d {
+        kind: c.kind,
+        n: size(c.n),
+        ci: size(c.ci),
+        co: size(c.co),
+        hw: [size(c.hw); 2],
+        ohw: [size(out); 2],
+        k: [c.k; 2],
+        stride: [c.stride; 2],
+        pad: [pad; 2],
+        dilation: [1; 2],
+        groups: c.groups,
+        a: contiguous(&a),
+        b: contiguous(&b),
+    };
+    let sizes = [a, b, to].map(|d| d.iter().product());
+    let work = c.n * c.co * out * out * per_group * c.k * c.k;
+    time(bencher, plain(Body::Conv2d(body), &to), sizes, Isa::detect(), THREADS, work);
+}
+
+/// What it costs to hand out a region of two empty chunks.
+#[divan::bench(args = [1, 2])]
+fn region(bencher: Bencher, threads: usize) {
+    let team = Team::new(threads);
+    bencher.bench_local(|| team.run(2, &|chunk, _| divan::black_box_drop(chunk)));
+}

@@ -1,0 +1,212 @@
+//! The weight gradient: for every kernel element, the image shifted by it times the output gradient, summed over all
+//! positions. Rows of the product are (input channel, kernel row, kernel column), walked in the tile by offsets; columns are output channels.
+
+use std::ops::Range;
+
+use super::tile::{Parts, Shape, Source, TILE, fill};
+use super::{Call, Sizes, source};
+use crate::cpu::gemm::drive::{Blocking, MicroPanel, Product, Room, Space, drive};
+use crate::cpu::gemm::micro::{Left, Micro};
+use crate::cpu::gemm::{ROWS, SPLIT_COLUMNS, even, pack, partial_space, share_rows, split_blocks, splits, wanted};
+use crate::cpu::tile::Bound;
+
+/// Most positions in a block of the contracted axis.
+const POSITIONS: usize = 512;
+/// Elements that tables are rounded up to.
+const TABLE: usize = 16;
+
+/// Most channels of the image that a block of rows touches.
+fn channels(sizes: &Sizes) -> usize {
+    (ROWS / sizes.taps() + 2).min(sizes.source)
+}
+
+fn parts(sizes: &Sizes) -> Parts {
+    Parts::new(sizes.images, &sizes.axes, channels(sizes), POSITIONS, 1)
+}
+
+/// Room for every blocking of sizes up to these.
+pub(super) fn space(sizes: &Sizes, micro: &Micro) -> Space {
+    let width = micro.columns();
+    let product = sizes.source.saturating_mul(sizes.taps());
+    let rows = product.min(ROWS);
+    let columns = sizes.other.next_multiple_of(width).min(SPLIT_COLUMNS);
+    let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
+    let positions = sizes.images.saturating_mul(height).saturating_mul(length).min(POSITIONS);
+    let tile = |rows, columns, images| Shape::new(&sizes.axes, channels(sizes), rows, columns).elements(images);
+    let tile = TILE.max(tile(1, 1, 1)).min(tile(height, length, sizes.images));
+    // Smaller rows may cut the contracted axis into more blocks, but never more than there are positions.
+    let (fewest, depth_blocks) = if sizes.fixed {
+        (split_blocks(sizes.groups, product, sizes.other), parts(sizes).count())
+    } else {
+        (1, sizes.images.saturating_mul(height).saturating_mul(length))
+    };
+    Space {
+        left: (rows.next_multiple_of(TABLE) + positions.next_multiple_of(TABLE)).saturating_add(tile),
+        right: 0,
+        micro_panel: positions * width,
+        acc: rows * columns,
+        // The transposed block, in front of the epilogue's own.
+        scratch: (rows * columns * 4).next_multiple_of(64),
+        partial: partial_space(product, sizes.other, fewest, depth_blocks, micro),
+    }
+}
+
+/// # Safety
+/// By the contract of the kernel's `run`.
+pub(super) unsafe fn run(call: &Call) {
+    let Call { spec, body, launch, sizes, kernel } = *call;
+    let (rows, parts) = (sizes.source * sizes.taps(), parts(sizes));
+    let width = kernel.micro.columns();
+    let splits = splits(split_blocks(sizes.groups, rows, sizes.other), parts.count());
+    let columns = even(sizes.other, SPLIT_COLUMNS, width);
+    let mut blocking = Blocking { rows: even(rows, ROWS, 1), columns, resident: false, splits };
+    let threads = kernel.threads.min(launch.team.threads());
+    let others = sizes.groups * sizes.other.div_ceil(columns);
+    if splits == 1 && threads > 1 && others * rows.div_ceil(blocking.rows) < wanted(threads) {
+        blocking.rows = share_rows(rows, blocking.rows, others, wanted(threads));
+    }
+    let product = WeightGrad {
+        call,
+        image: source(&body.a, launch.args[0], launch.env),
+        gradient: source(&body.b, launch.args[1], launch.env),
+        parts,
+        columns,
+        code: kernel.code.bind(spec, launch),
+    };
+    let room = Room { workspace: launch.workspace, space: &kernel.space, threads: kernel.threads, team: launch.team };
+    // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the contract of `run`.
+    unsafe { drive(&product, kernel.micro, &blocking, &room) };
+}
+
+struct WeightGrad<'a> {
+    call: &'a Call<'a>,
+    image: Source,
+    gradient: Source,
+    /// Blocks of the contracted axis (image, result row, result column).
+    parts: Parts,
+    /// Output channels of a strip.
+    columns: usize,
+    code: Bound<'a>,
+}
+
+// SAFETY: operands are only read, and blocks of the result are written by one worker each.
+unsafe impl Sync for WeightGrad<'_> {}
+
+impl Product for WeightGrad<'_> {
+    const INDIRECT: bool = true;
+
+    fn groups(&self) -> usize {
+        self.call.sizes.groups
+    }
+
+    fn left_group(&self, group: usize) -> usize {
+        group
+    }
+
+    fn rows(&self) -> usize {
+        self.call.sizes.source * self.call.sizes.taps()
+    }
+
+    fn strips(&self) -> usize {
+        self.call.sizes.other.div_ceil(self.columns)
+    }
+
+    fn strip(&self, strip: usize) -> Range<usize> {
+        strip * self.columns..((strip + 1) * self.columns).min(self.call.sizes.other)
+    }
+
+    fn depth(&self, block: usize) -> Range<usize> {
+        self.parts.range(block)
+    }
+
+    fn depth_blocks(&self) -> usize {
+        self.parts.count()
+    }
+
+    /// The offset of every row, the offset of every position, then the tile.
+    unsafe fn left(&self, group: usize, rows: Range<usize>, _panel: usize, block: usize, to: *mut f32) {
+        let (sizes, part) = (self.call.sizes, self.parts.get(block));
+        let (taps, columns) = (sizes.taps(), sizes.axes[1].taps);
+        let channels = rows.start / taps..rows.end.div_ceil(taps);
+        let shape = Shape::new(&sizes.axes, channels.len(), part.rows.len(), part.columns.len());
+        // SAFETY: the tables have an entry per row and position, and the tile has room behind them.
+        unsafe {
+            let row_table = to.cast::<i32>();
+            for (i, row) in rows.clone().enumerate() {
+                let (channel, tap) = (row / taps - channels.start, row % taps);
+                let offset = channel * shape.channel + shape.tap(&sizes.axes, tap / columns, tap % columns);
+                *row_table.add(i) = offset as i32;
+            }
+            let mut step = row_table.add(ROWS.min(self.rows()).next_multiple_of(TABLE));
+            for image in 0..part.images.len() {
+                for row in 0..part.rows.len() {
+                    for column in 0..part.columns.len() {
+                        *step = shape.position(&sizes.axes, image, row, column) as i32;
+                        step = step.add(1);
+                    }
+                }
+            }
+            let first = group * sizes.source;
+            let tile = to.add(self.tables());
+            fill(&self.image, &sizes.axes, first + channels.start..first + channels.end, &part, &shape, tile);
+        }
+    }
+
+    unsafe fn panel(&self, row: usize, _block: usize, left: *const f32) -> Left {
+        // SAFETY: as laid out by `left`.
+        unsafe {
+            let table = left.cast::<i32>();
+            let steps = table.add(ROWS.min(self.rows()).next_multiple_of(TABLE));
+            Left { base: left.add(self.tables()), rows: table.add(row), steps }
+        }
+    }
+
+    unsafe fn right(&self, _group: usize, _strip: usize, _block: usize, _to: *mut f32) {}
+
+    unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> (*const f32, usize) {
+        let [image, stride, row, step] = self.gradient.strides;
+        let part = self.parts.get(at.block);
+        let channel = (at.group * self.call.sizes.other + at.columns.start) as isize;
+        // Rows that lie behind one another are packed in one go.
+        let whole = row == step * part.columns.len() as isize;
+        let (runs, length) = if whole { (1, part.rows.len() * part.columns.len()) } else { (part.rows.len(), part.columns.len()) };
+        let mut packed = 0;
+        for i in part.images.clone() {
+            for run in 0..runs {
+                let position = i as isize * image + (part.rows.start + run) as isize * row + part.columns.start as isize * step;
+                let from = pack::Source { at: self.gradient.at.wrapping_offset(channel * stride + position), stride, step };
+                // SAFETY: these channels and positions lie inside the gradient, and the buffer takes a block of positions.
+                unsafe { (self.call.kernel.micro.pack)(from, at.columns.len(), length, to.add(packed * at.width), at.width) };
+                packed += length;
+            }
+        }
+        (to, at.width)
+    }
+
+    unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8) {
+        let (sizes, columns) = (self.call.sizes, self.strip(strip));
+        let (taps, width) = (sizes.taps(), sizes.axes[1].taps);
+        let tap = rows.start % taps;
+        let origin = [group * sizes.other + columns.start, rows.start / taps, tap / width, tap % width];
+        let from = pack::Source { at: acc, stride: stride as isize, step: 1 };
+        let turned = scratch.cast::<f32>();
+        // SAFETY: the block is this worker's, and so is the scratch memory, which begins with room for a block.
+        unsafe {
+            (self.call.kernel.micro.pack)(from, rows.len(), columns.len(), turned, rows.len());
+            let scratch = scratch.add(self.call.kernel.space.scratch - self.code_scratch());
+            self.code.block(&origin, 0, columns.len(), rows.len(), turned.cast(), rows.len(), scratch);
+        }
+    }
+}
+
+impl WeightGrad<'_> {
+    /// Elements of both tables.
+    fn tables(&self) -> usize {
+        ROWS.min(self.rows()).next_multiple_of(TABLE) + self.parts.most().next_multiple_of(TABLE)
+    }
+
+    /// Bytes of scratch memory that are the epilogue's.
+    fn code_scratch(&self) -> usize {
+        self.call.kernel.code.scratch_bytes()
+    }
+}

@@ -1,0 +1,195 @@
+//! The innermost loops: a small block of the result held in registers, one instruction set and block shape each.
+//!
+//! A micro-kernel multiplies `R` rows of the left operand with one or two vectors of columns of the right one over a stretch
+//! of the contracted axis, as in Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), and BLIS
+//! (Van Zee and van de Geijn, 2015). Every element of the result is one chain of fused multiply-adds in the order of
+//! the contracted axis, so how a product is cut into blocks of rows and columns never changes a bit of it.
+
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use super::super::Isa;
+use super::pack;
+use super::simd::{Portable, Simd};
+
+/// A panel of the left operand: element (row i, step k) at `base + rows[i] + steps[k]`, or, for packed panels of R rows,
+/// at `base + k·R + i` (the tables are not used then).
+#[derive(Clone, Copy)]
+pub(in super::super) struct Left {
+    pub base: *const f32,
+    pub rows: *const i32,
+    pub steps: *const i32,
+}
+
+/// `acc[i·acc_stride + j] (+)= Σₖ left(i, k) · right[k·right_stride + j]`, for k below `depth`; the sum starts from 0 or,
+/// with `add`, is added to what `acc` holds.
+type Kernel = unsafe fn(depth: usize, left: Left, right: *const f32, right_stride: usize, acc: *mut f32, acc_stride: usize, add: bool);
+
+/// The micro-kernels and packing of one instruction set.
+pub(in super::super) struct Micro {
+    /// Most rows of a block.
+    pub rows: usize,
+    /// Columns of one vector; a block has one or two vectors.
+    pub lanes: usize,
+    packed: &'static [[Kernel; 2]],
+    indirect: &'static [[Kernel; 2]],
+    pub pack: pack::Pack,
+    pub gather: pack::Gather,
+}
+
+/// How a kernel finds the elements of its left panel.
+trait Walk: Copy {
+    /// Whether the order of loads has to be kept: left to itself the compiler loads all rows first and spills the sums.
+    const IN_ORDER: bool;
+    /// The address of a step, to which the rows are relative.
+    unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32;
+    unsafe fn row(left: &Left, at: *const f32, row: usize) -> *const f32;
+}
+
+#[derive(Clone, Copy)]
+struct Packed;
+
+#[derive(Clone, Copy)]
+struct Indirect;
+
+impl Walk for Packed {
+    const IN_ORDER: bool = false;
+
+    #[inline(always)]
+    unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32 {
+        // SAFETY: the caller stays inside the panel.
+        unsafe { left.base.add(step * R) }
+    }
+    #[inline(always)]
+    unsafe fn row(_left: &Left, at: *const f32, row: usize) -> *const f32 {
+        // SAFETY: as above.
+        unsafe { at.add(row) }
+    }
+}
+
+impl Walk for Indirect {
+    const IN_ORDER: bool = true;
+
+    #[inline(always)]
+    unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32 {
+        // SAFETY: the tables cover every row and step, and name elements of the tile at `base`.
+        unsafe { left.base.offset(*left.steps.add(step) as isize) }
+    }
+    #[inline(always)]
+    unsafe fn row(left: &Left, at: *const f32, row: usize) -> *const f32 {
+        // SAFETY: as above.
+        unsafe { at.offset(*left.rows.add(row) as isize) }
+    }
+}
+
+#[inline(always)]
+unsafe fn kernel<S: Simd, W: Walk, const R: usize, const C: usize>(
+    depth: usize,
+    left: Left,
+    right: *const f32,
+    right_stride: usize,
+    acc: *mut f32,
+    acc_stride: usize,
+    add: bool,
+) {
+    // SAFETY: the caller enables S's instruction set and gives panels and a block of these shapes.
+    unsafe {
+        let mut sum = [[S::zero(); C]; R];
+        let mut b = [S::zero(); C];
+        for step in 0..depth {
+            for (c, b) in b.iter_mut().enumerate() {
+                *b = S::load(right.add(step * right_stride + c * S::LANES));
+            }
+            let at = W::step::<R>(&left, step);
+            for (r, sum) in sum.iter_mut().enumerate() {
+                let a = S::splat(W::row(&left, at, r));
+                for (sum, b) in sum.iter_mut().zip(b) {
+                    *sum = S::fma(a, b, *sum);
+                }
+                if W::IN_ORDER {
+                    compiler_fence(Ordering::SeqCst);
+                }
+            }
+        }
+        for (r, sum) in sum.into_iter().enumerate() {
+            for (c, sum) in sum.into_iter().enumerate() {
+                let to = acc.add(r * acc_stride + c * S::LANES);
+                S::store(to, if add { S::add(S::load(to), sum) } else { sum });
+            }
+        }
+    }
+}
+
+/// The table of kernels by rows − 1 and vectors − 1.
+macro_rules! table {
+    ($function:ident, $walk:ty, $($rows:literal)+) => {
+        &[$([$function::<$walk, $rows, 1>, $function::<$walk, $rows, 2>]),+]
+    };
+}
+
+/// The [`Micro`] of one instruction set: the shared code, compiled with its features enabled.
+macro_rules! micro {
+    ($name:ident, $simd:ty, [$($feature:literal)?], $($rows:literal)+) => {
+        static $name: Micro = {
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn run<W: Walk, const R: usize, const C: usize>(
+                depth: usize, left: Left, right: *const f32, right_stride: usize, acc: *mut f32, acc_stride: usize, add: bool,
+            ) {
+                // SAFETY: this function's caller keeps the same promises, and its features are S's.
+                unsafe { kernel::<$simd, W, R, C>(depth, left, right, right_stride, acc, acc_stride, add) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn pack(from: pack::Source, count: usize, depth: usize, to: *mut f32, width: usize) {
+                // SAFETY: as above.
+                unsafe { pack::pack::<$simd>(from, count, depth, to, width) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn gather(base: *const f32, steps: &[i32], pieces: &[pack::Piece], vectors: &[u16], to: *mut f32) {
+                // SAFETY: as above.
+                unsafe { pack::gather::<$simd>(base, steps, pieces, vectors, to) }
+            }
+            Micro {
+                rows: [$($rows),+].len(),
+                lanes: <$simd>::LANES,
+                packed: table!(run, Packed, $($rows)+),
+                indirect: table!(run, Indirect, $($rows)+),
+                pack,
+                gather,
+            }
+        };
+    };
+}
+
+micro!(PORTABLE, Portable, [], 1 2 3 4);
+#[cfg(target_arch = "x86_64")]
+micro!(AVX2, super::simd::Avx2, ["avx2,fma"], 1 2 3 4 5 6);
+#[cfg(target_arch = "x86_64")]
+micro!(AVX512, super::simd::Avx512, ["avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"], 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+
+impl Micro {
+    /// The kernels of an instruction set, which must be available.
+    pub fn of(isa: Isa) -> &'static Micro {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &AVX2,
+            _ => &PORTABLE,
+        }
+    }
+
+    /// Columns of the widest block.
+    pub fn columns(&self) -> usize {
+        2 * self.lanes
+    }
+
+    /// The width of the block that covers `columns` columns, or as many as one block may have.
+    pub fn width(&self, columns: usize) -> usize {
+        if columns <= self.lanes { self.lanes } else { self.columns() }
+    }
+
+    /// The kernel for a packed or an indirect left panel of `rows` rows and a block `width` wide.
+    pub fn kernel(&self, indirect: bool, rows: usize, width: usize) -> Kernel {
+        let table = if indirect { self.indirect } else { self.packed };
+        table[rows - 1][width / self.lanes - 1]
+    }
+}

@@ -1,0 +1,318 @@
+//! The few vector operations that the product kernels are written in, once per instruction set.
+//!
+//! The functions are always inlined into callers that enable the instruction set, which is what makes them single
+//! instructions there.
+
+/// Vectors of one instruction set.
+pub(super) trait Simd: Copy {
+    /// A vector of `f32`.
+    type V: Copy;
+    /// Elements of a vector.
+    const LANES: usize;
+
+    unsafe fn zero() -> Self::V;
+    /// One element from memory in every lane.
+    unsafe fn splat(at: *const f32) -> Self::V;
+    unsafe fn load(at: *const f32) -> Self::V;
+    unsafe fn store(at: *mut f32, v: Self::V);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    /// `a·b + c`
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The lanes whose bit is set, zeros elsewhere; memory behind clear lanes is not touched.
+    unsafe fn load_mask(at: *const f32, lanes: u32) -> Self::V;
+    /// Lanewise or: joins vectors whose nonzero lanes differ.
+    unsafe fn or(a: Self::V, b: Self::V) -> Self::V;
+    /// `to[j·to_stride + i] = from[i·from_stride + j]` for i below `rows` ≤ 8 and j below 8.
+    unsafe fn transpose(from: *const f32, from_stride: isize, rows: usize, to: *mut f32, to_stride: usize);
+    /// Copies `count` elements, at most a vector's.
+    unsafe fn copy(from: *const f32, to: *mut f32, count: usize);
+}
+
+/// Whatever the target always has: arrays that the compiler turns into its vectors.
+#[derive(Clone, Copy)]
+pub(super) struct Portable;
+
+impl Simd for Portable {
+    type V = [f32; 4];
+    const LANES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn zero() -> [f32; 4] {
+        [0.0; 4]
+    }
+    #[inline(always)]
+    unsafe fn splat(at: *const f32) -> [f32; 4] {
+        // SAFETY: the caller gives a readable element.
+        [unsafe { *at }; 4]
+    }
+    #[inline(always)]
+    unsafe fn load(at: *const f32) -> [f32; 4] {
+        // SAFETY: the caller gives four readable elements.
+        unsafe { at.cast::<[f32; 4]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(at: *mut f32, v: [f32; 4]) {
+        // SAFETY: the caller gives four writable elements.
+        unsafe { at.cast::<[f32; 4]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]]
+    }
+    #[inline(always)]
+    unsafe fn fma(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
+        let one = |i: usize| {
+            if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] }
+        };
+        [one(0), one(1), one(2), one(3)]
+    }
+    #[inline(always)]
+    unsafe fn load_mask(at: *const f32, lanes: u32) -> [f32; 4] {
+        let mut v = [0.0; 4];
+        for (i, x) in v.iter_mut().enumerate() {
+            if lanes >> i & 1 != 0 {
+                // SAFETY: the caller gives readable elements where a bit is set.
+                *x = unsafe { *at.wrapping_add(i) };
+            }
+        }
+        v
+    }
+    #[inline(always)]
+    unsafe fn or(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| f32::from_bits(a[i].to_bits() | b[i].to_bits()))
+    }
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, from_stride: isize, rows: usize, to: *mut f32, to_stride: usize) {
+        for i in 0..rows {
+            for j in 0..8 {
+                // SAFETY: the caller gives readable and writable blocks of these shapes.
+                unsafe { *to.add(j * to_stride + i) = *from.offset(i as isize * from_stride).add(j) };
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn copy(from: *const f32, to: *mut f32, count: usize) {
+        for i in 0..count {
+            // SAFETY: the caller gives `count` readable and writable elements.
+            unsafe { *to.add(i) = *from.add(i) };
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Simd;
+    use std::arch::x86_64::*;
+
+    /// AVX2 with FMA.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Avx2;
+
+    /// AVX-512 F, BW, DQ and VL.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Avx512;
+
+    impl Simd for Avx2 {
+        type V = __m256;
+        const LANES: usize = 8;
+
+        #[inline(always)]
+        unsafe fn zero() -> __m256 {
+            // SAFETY: callers enable AVX2.
+            unsafe { _mm256_setzero_ps() }
+        }
+        #[inline(always)]
+        unsafe fn splat(at: *const f32) -> __m256 {
+            // SAFETY: callers enable AVX2 and give a readable element.
+            unsafe { _mm256_broadcast_ss(&*at) }
+        }
+        #[inline(always)]
+        unsafe fn load(at: *const f32) -> __m256 {
+            // SAFETY: callers enable AVX2 and give eight readable elements.
+            unsafe { _mm256_loadu_ps(at) }
+        }
+        #[inline(always)]
+        unsafe fn store(at: *mut f32, v: __m256) {
+            // SAFETY: callers enable AVX2 and give eight writable elements.
+            unsafe { _mm256_storeu_ps(at, v) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: __m256, b: __m256) -> __m256 {
+            // SAFETY: callers enable AVX2.
+            unsafe { _mm256_add_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+            // SAFETY: callers enable FMA.
+            unsafe { _mm256_fmadd_ps(a, b, c) }
+        }
+        #[inline(always)]
+        unsafe fn load_mask(at: *const f32, lanes: u32) -> __m256 {
+            // SAFETY: callers enable AVX2; lanes whose mask is clear are not read.
+            unsafe {
+                let bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+                let mask = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(lanes as i32), bit), bit);
+                _mm256_maskload_ps(at, mask)
+            }
+        }
+        #[inline(always)]
+        unsafe fn or(a: __m256, b: __m256) -> __m256 {
+            // SAFETY: callers enable AVX2.
+            unsafe { _mm256_or_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn transpose(from: *const f32, from_stride: isize, rows: usize, to: *mut f32, to_stride: usize) {
+            // SAFETY: callers enable AVX2 and give readable and writable blocks of these shapes.
+            unsafe {
+                let columns = transposed(from, from_stride, rows);
+                for (j, column) in columns.into_iter().enumerate() {
+                    store_first(to.add(j * to_stride), column, rows);
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn copy(from: *const f32, to: *mut f32, count: usize) {
+            // SAFETY: callers enable AVX2 and give `count` readable and writable elements.
+            unsafe {
+                if count == 8 {
+                    return _mm256_storeu_ps(to, _mm256_loadu_ps(from));
+                }
+                for i in 0..count {
+                    *to.add(i) = *from.add(i);
+                }
+            }
+        }
+    }
+
+    /// Eight columns of `rows` ≤ 8 rows of eight elements; missing rows repeat the first.
+    #[inline(always)]
+    unsafe fn transposed(from: *const f32, stride: isize, rows: usize) -> [__m256; 8] {
+        // SAFETY: callers enable AVX2; only rows below `rows` are read.
+        unsafe {
+            let ([a, b, c, d], [e, f, g, h]) = (four(from, stride, rows), four(from.add(4), stride, rows));
+            [a, b, c, d, e, f, g, h]
+        }
+    }
+
+    /// Four columns of them.
+    #[inline(always)]
+    unsafe fn four(from: *const f32, stride: isize, rows: usize) -> [__m256; 4] {
+        // SAFETY: as for `transposed`.
+        unsafe {
+            // Rows i and i + 4 side by side: a transpose of 4 × 4 in each half.
+            let (r0, r1) = (pair(from, stride, rows, 0), pair(from, stride, rows, 1));
+            let (r2, r3) = (pair(from, stride, rows, 2), pair(from, stride, rows, 3));
+            let (a, b) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
+            let (c, d) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
+            [
+                _mm256_shuffle_ps::<0x44>(a, c),
+                _mm256_shuffle_ps::<0xee>(a, c),
+                _mm256_shuffle_ps::<0x44>(b, d),
+                _mm256_shuffle_ps::<0xee>(b, d),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(from: *const f32, stride: isize, rows: usize, row: usize) -> __m256 {
+        let (low, high) = (if row < rows { row } else { 0 }, if row + 4 < rows { row + 4 } else { 0 });
+        // SAFETY: as for `transposed`.
+        unsafe {
+            let (low, high) = (from.offset(low as isize * stride), from.offset(high as isize * stride));
+            _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high))
+        }
+    }
+
+    /// Stores the first `count` ≤ 8 lanes. (The masked store is slow on several AVX2 machines.)
+    #[inline(always)]
+    unsafe fn store_first(to: *mut f32, v: __m256, count: usize) {
+        // SAFETY: callers enable AVX2 and give `count` writable elements.
+        unsafe {
+            if count == 8 {
+                return _mm256_storeu_ps(to, v);
+            }
+            let mut part = _mm256_castps256_ps128(v);
+            let mut done = 0;
+            if count & 4 != 0 {
+                _mm_storeu_ps(to, part);
+                part = _mm256_extractf128_ps::<1>(v);
+                done = 4;
+            }
+            if count & 2 != 0 {
+                _mm_storel_pd(to.add(done).cast(), _mm_castps_pd(part));
+                part = _mm_movehl_ps(part, part);
+                done += 2;
+            }
+            if count & 1 != 0 {
+                _mm_store_ss(to.add(done), part);
+            }
+        }
+    }
+
+    impl Simd for Avx512 {
+        type V = __m512;
+        const LANES: usize = 16;
+
+        #[inline(always)]
+        unsafe fn zero() -> __m512 {
+            // SAFETY: callers enable AVX-512.
+            unsafe { _mm512_setzero_ps() }
+        }
+        #[inline(always)]
+        unsafe fn splat(at: *const f32) -> __m512 {
+            // SAFETY: callers enable AVX-512 and give a readable element.
+            unsafe { _mm512_set1_ps(*at) }
+        }
+        #[inline(always)]
+        unsafe fn load(at: *const f32) -> __m512 {
+            // SAFETY: callers enable AVX-512 and give sixteen readable elements.
+            unsafe { _mm512_loadu_ps(at) }
+        }
+        #[inline(always)]
+        unsafe fn store(at: *mut f32, v: __m512) {
+            // SAFETY: callers enable AVX-512 and give sixteen writable elements.
+            unsafe { _mm512_storeu_ps(at, v) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: callers enable AVX-512.
+            unsafe { _mm512_add_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+            // SAFETY: callers enable AVX-512.
+            unsafe { _mm512_fmadd_ps(a, b, c) }
+        }
+        #[inline(always)]
+        unsafe fn load_mask(at: *const f32, lanes: u32) -> __m512 {
+            // SAFETY: callers enable AVX-512; lanes whose bit is clear are not read.
+            unsafe { _mm512_maskz_loadu_ps(lanes as u16, at) }
+        }
+        #[inline(always)]
+        unsafe fn or(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: callers enable AVX-512.
+            unsafe { _mm512_or_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn transpose(from: *const f32, from_stride: isize, rows: usize, to: *mut f32, to_stride: usize) {
+            // SAFETY: callers enable AVX-512 and give readable and writable blocks of these shapes; the mask keeps to `rows`.
+            unsafe {
+                let mask = ((1u32 << rows) - 1) as u8;
+                for (j, column) in transposed(from, from_stride, rows).into_iter().enumerate() {
+                    _mm256_mask_storeu_ps(to.add(j * to_stride), mask, column);
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn copy(from: *const f32, to: *mut f32, count: usize) {
+            // SAFETY: callers enable AVX-512 and give `count` readable and writable elements; the mask keeps to them.
+            unsafe {
+                let mask = ((1u32 << count) - 1) as u16;
+                _mm512_mask_storeu_ps(to, mask, _mm512_maskz_loadu_ps(mask, from));
+            }
+        }
+    }
+}

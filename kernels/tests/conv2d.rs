@@ -1,0 +1,300 @@
+//! Convolutions and both gradients against sums in double precision straight from the definition.
+
+mod common;
+
+use common::*;
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Inst, Operand, Spec, Store};
+
+const KINDS: [ConvKind; 3] = [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad];
+
+/// The numbers of a convolution.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    n: usize,
+    ci: usize,
+    co: usize,
+    hw: [usize; 2],
+    k: [usize; 2],
+    stride: [usize; 2],
+    pad: [usize; 2],
+    dilation: [usize; 2],
+    groups: usize,
+    /// Result rows and columns less than the image would give.
+    cut: [usize; 2],
+}
+
+impl Shape {
+    fn simple(n: usize, ci: usize, co: usize, hw: usize, k: usize, pad: usize) -> Shape {
+        Shape { n, ci, co, hw: [hw; 2], k: [k; 2], stride: [1; 2], pad: [pad; 2], dilation: [1; 2], groups: 1, cut: [0; 2] }
+    }
+
+    fn out(&self, i: usize) -> usize {
+        let span = (self.k[i] - 1) * self.dilation[i] + 1;
+        ((self.hw[i] + 2 * self.pad[i] - span) / self.stride[i] + 1).saturating_sub(self.cut[i]).max(1)
+    }
+
+    fn image(&self) -> [usize; 4] {
+        [self.n, self.ci, self.hw[0], self.hw[1]]
+    }
+
+    fn weight(&self) -> [usize; 4] {
+        [self.co, self.ci / self.groups, self.k[0], self.k[1]]
+    }
+
+    fn result(&self) -> [usize; 4] {
+        [self.n, self.co, self.out(0), self.out(1)]
+    }
+
+    /// The spaces of both operands and the result.
+    fn spaces(&self, kind: ConvKind) -> [[usize; 4]; 3] {
+        match kind {
+            ConvKind::Forward => [self.image(), self.weight(), self.result()],
+            ConvKind::InputGrad => [self.result(), self.weight(), self.image()],
+            ConvKind::WeightGrad => [self.image(), self.result(), self.weight()],
+        }
+    }
+
+    fn spec(&self, kind: ConvKind, a: Operand, b: Operand, out: Operand) -> Spec {
+        let size = |x: usize| Size::fixed(x as i64);
+        Spec {
+            body: Body::Conv2d(Conv2d {
+                kind,
+                n: size(self.n),
+                ci: size(self.ci),
+                co: size(self.co),
+                hw: self.hw.map(size),
+                ohw: [size(self.out(0)), size(self.out(1))],
+                k: self.k,
+                stride: self.stride,
+                pad: self.pad,
+                dilation: self.dilation,
+                groups: self.groups,
+                a,
+                b,
+            }),
+            dims: self.spaces(kind)[2].iter().map(|&d| size(d)).collect(),
+            reduced: 0,
+            operands: vec![out],
+            indices: vec![],
+            code: vec![Inst::Acc],
+            stores: vec![Store { value: 0, operand: 0 }],
+        }
+    }
+
+    /// The result, the sum of magnitudes and the number of terms at every point, row-major.
+    fn oracle(&self, kind: ConvKind, a: &dyn Fn([usize; 4]) -> f64, b: &dyn Fn([usize; 4]) -> f64) -> Vec<(f64, f64, usize)> {
+        let space = self.spaces(kind)[2];
+        let index = |at: [usize; 4]| at.iter().zip(space).fold(0, |flat, (c, d)| flat * d + c);
+        let mut sums = vec![(0.0, 0.0, 0); space.iter().product()];
+        let (per_in, per_out) = (self.ci / self.groups, self.co / self.groups);
+        for n in 0..self.n {
+            for co in 0..self.co {
+                for (oh, ow) in (0..self.out(0)).flat_map(|h| (0..self.out(1)).map(move |w| (h, w))) {
+                    for (c, kh, kw) in (0..per_in).flat_map(|c| (0..self.k[0]).flat_map(move |h| (0..self.k[1]).map(move |w| (c, h, w)))) {
+                        let h = (oh * self.stride[0] + kh * self.dilation[0]).wrapping_sub(self.pad[0]);
+                        let w = (ow * self.stride[1] + kw * self.dilation[1]).wrapping_sub(self.pad[1]);
+                        if h >= self.hw[0] || w >= self.hw[1] {
+                            continue;
+                        }
+                        let (x, k, y) = ([n, co / per_out * per_in + c, h, w], [co, c, kh, kw], [n, co, oh, ow]);
+                        let (to, term) = match kind {
+                            ConvKind::Forward => (y, a(x) * b(k)),
+                            ConvKind::InputGrad => (x, a(y) * b(k)),
+                            ConvKind::WeightGrad => (k, a(x) * b(y)),
+                        };
+                        let (sum, scale, terms) = &mut sums[index(to)];
+                        (*sum, *scale, *terms) = (*sum + term, *scale + term.abs(), *terms + 1);
+                    }
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Axes in memory order, with gaps now and then.
+fn layout(random: &mut Random, space: [usize; 4]) -> (Operand, usize) {
+    let order = random.of(&[[0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3, 1], [3, 1, 0, 2], [1, 0, 2, 3]]);
+    let mut strides = [0; 4];
+    let mut stride = if random.int(0, 4) == 0 { 2 } else { 1 };
+    for &axis in order.iter().rev() {
+        strides[axis] = stride as i64;
+        stride = stride * space[axis] + if random.int(0, 3) == 0 { random.int(1, 3) } else { 0 };
+    }
+    let offset = random.int(0, 2);
+    (operand(offset as i64, &strides), offset + stride)
+}
+
+fn at(operand: &Operand, at: [usize; 4]) -> usize {
+    let env = Env::default();
+    (operand.offset.at(&env) + at.iter().zip(&operand.strides).map(|(&c, s)| c as i64 * s.at(&env)).sum::<i64>()) as usize
+}
+
+fn check(random: &mut Random, shape: Shape, kind: ConvKind, contiguous_only: bool, teams: &[slabwise_kernels::cpu::Team]) {
+    let spaces = shape.spaces(kind);
+    let layouts =
+        spaces.map(|space| if contiguous_only { (operand(0, &contiguous(&space)), space.iter().product()) } else { layout(random, space) });
+    let [(a, a_len), (b, b_len), (out, out_len)] = layouts;
+    let args = [random.floats(a_len), random.floats(b_len), vec![f32::NAN; out_len]];
+    let value = |arg: usize, operand: &Operand, point| f64::from(args[arg][at(operand, point)]);
+    let expected = shape.oracle(kind, &|p| value(0, &a, p), &|p| value(1, &b, p));
+    let spec = shape.spec(kind, a.clone(), b.clone(), out.clone());
+    for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), teams, &args) {
+        let [_, d1, d2, d3] = spaces[2];
+        for (flat, &(sum, scale, terms)) in expected.iter().enumerate() {
+            let point = [flat / d3 / d2 / d1, flat / d3 / d2 % d1, flat / d3 % d2, flat % d3];
+            assert_sum(results[2][at(&out, point)], sum, scale, terms, &|| format!("{isa} {kind:?} {shape:?} at {point:?} {spec:?}"));
+        }
+    }
+}
+
+#[test]
+fn random_geometry_and_strides() {
+    let (mut random, teams) = (Random(23), teams());
+    let mut shapes = 0;
+    while shapes < 120 {
+        let groups = random.of(&[1, 1, 2, 3]);
+        let shape = Shape {
+            n: random.int(1, 4),
+            ci: groups * random.int(1, 5),
+            co: groups * random.of(&[1, 2, 5, 17]),
+            hw: [random.int(1, 12), random.int(1, 20)],
+            k: [random.int(1, 5), random.int(1, 4)],
+            stride: [random.int(1, 3), random.int(1, 3)],
+            pad: [random.int(0, 5), random.int(0, 3)],
+            dilation: [random.int(1, 2), random.int(1, 3)],
+            groups,
+            cut: [random.of(&[0, 0, 1]), random.of(&[0, 0, 0, 2])],
+        };
+        let fits = (0..2).all(|i| shape.hw[i] + 2 * shape.pad[i] > (shape.k[i] - 1) * shape.dilation[i]);
+        if !fits {
+            continue;
+        }
+        shapes += 1;
+        for kind in KINDS {
+            check(&mut random, shape, kind, shapes % 2 == 0, &teams);
+        }
+    }
+}
+
+#[test]
+fn shapes_that_cross_blocks() {
+    let (mut random, teams) = (Random(29), teams());
+    let shapes = [
+        // Several blocks of channels and rows, images smaller and larger than a strip.
+        Shape::simple(3, 50, 70, 7, 3, 1),
+        Shape::simple(1, 3, 20, 40, 5, 2),
+        Shape { hw: [3, 700], k: [2, 3], ..Shape::simple(1, 2, 3, 0, 0, 1) },
+        Shape::simple(9, 1, 32, 28, 5, 2),
+        // A point-wise product with more channels than a block has steps.
+        Shape::simple(2, 800, 9, 5, 1, 0),
+        // A kernel with more elements than a block has steps.
+        Shape { k: [21, 25], ..Shape::simple(1, 2, 2, 26, 0, 0) },
+        // Depthwise.
+        Shape { groups: 24, ..Shape::simple(2, 24, 24, 9, 3, 1) },
+        Shape { groups: 8, stride: [2, 2], ..Shape::simple(1, 8, 16, 15, 3, 1) },
+        // More padding than image.
+        Shape::simple(2, 2, 3, 1, 3, 4),
+    ];
+    for shape in shapes {
+        for kind in KINDS {
+            check(&mut random, shape, kind, true, &teams);
+        }
+    }
+}
+
+/// A batch below the bound runs, and gives the bits of a kernel prepared for just that batch.
+#[test]
+fn batches_below_the_bound() {
+    let (mut random, teams) = (Random(31), teams());
+    let images = Size::symbol(Symbol(0));
+    for kind in KINDS {
+        for (ci, co, hw, k) in [(3, 5, 9, 3), (1, 8, 14, 5)] {
+            let shape = Shape::simple(1, ci, co, hw, k, k / 2);
+            let [a, b, out] = shape.spaces(kind).map(|space| operand(0, &contiguous(&space)));
+            let mut spec = shape.spec(kind, a, b, out);
+            let Body::Conv2d(body) = &mut spec.body else { unreachable!() };
+            body.n = images;
+            if kind != ConvKind::WeightGrad {
+                spec.dims[0] = images;
+            }
+            let bound = Env([70, 0, 0, 0, 0, 0, 0, 0]);
+            for n in [1, 2, 7, 64, 70] {
+                let shape = Shape { n, ..shape };
+                let env = Env([n as u32, 0, 0, 0, 0, 0, 0, 0]);
+                let args = shape.spaces(kind).map(|space| random.floats(space.iter().product()));
+                let at_bound = run_all(&spec, &bound, &env, &teams, &args);
+                let exact = run_all(&spec, &env, &env, &teams[..1], &args);
+                assert!(at_bound == exact, "{kind:?} {n} images");
+                let [a, b, _] = shape.spaces(kind).map(|space| operand(0, &contiguous(&space)));
+                let value = |arg: usize, operand: &Operand, p| f64::from(args[arg][at(operand, p)]);
+                let expected = shape.oracle(kind, &|p| value(0, &a, p), &|p| value(1, &b, p));
+                for (isa, results) in at_bound {
+                    for (actual, &(sum, scale, terms)) in results[2].iter().zip(&expected) {
+                        assert_sum(*actual, sum, scale, terms, &|| format!("{isa} {kind:?} {n} images"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// No images: nothing to do, except that a weight gradient is zeros.
+#[test]
+fn an_empty_batch() {
+    for kind in KINDS {
+        let shape = Shape { n: 0, ..Shape::simple(0, 2, 3, 5, 3, 1) };
+        let [a, b, out] = shape.spaces(kind).map(|space| operand(0, &contiguous(&space)));
+        let spec = shape.spec(kind, a, b, out);
+        let args = shape.spaces(kind).map(|space| vec![f32::NAN; space.iter().product()]);
+        for (_, results) in run_all(&spec, &Env::default(), &Env::default(), &teams(), &args) {
+            assert!(results[2].iter().all(|x| x.to_bits() == 0));
+        }
+    }
+}
+
+/// Bias and activation behind the product, and the activation's gradient mask behind the input gradient.
+#[test]
+fn epilogues() {
+    let (mut random, teams) = (Random(37), teams());
+    let shape = Shape::simple(3, 4, 6, 11, 3, 1);
+    for kind in [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad] {
+        let spaces = shape.spaces(kind);
+        let [a, b, out] = spaces.map(|space| operand(0, &contiguous(&space)));
+        let mut spec = shape.spec(kind, a, b, out.clone());
+        let [_, channels, rows, columns] = spaces[2];
+        spec.operands = vec![out.clone(), operand(0, &[0, 1, 0, 0]), out];
+        spec.code = vec![
+            Inst::Acc,
+            Inst::Load(1),
+            Inst::Op(ScalarOp::Add, [0, 1, 0]),
+            Inst::Op(ScalarOp::Relu, [2, 0, 0]),
+            Inst::Load(2),
+            Inst::Op(ScalarOp::Sub, [4, 0, 0]),
+        ];
+        spec.stores = vec![Store { value: 3, operand: 0 }, Store { value: 5, operand: 2 }];
+        let length = spaces[2].iter().product::<usize>();
+        let (bias, other) = (random.floats(channels), random.floats(length));
+        let args = [
+            random.floats(spaces[0].iter().product()),
+            random.floats(spaces[1].iter().product()),
+            vec![f32::NAN; length],
+            bias.clone(),
+            other.clone(),
+        ];
+        let [a, b, _] = spaces.map(|space| operand(0, &contiguous(&space)));
+        let value = |arg: usize, operand: &Operand, p| f64::from(args[arg][at(operand, p)]);
+        let expected = shape.oracle(kind, &|p| value(0, &a, p), &|p| value(1, &b, p));
+        for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
+            for (flat, &(sum, scale, terms)) in expected.iter().enumerate() {
+                let bias = f64::from(bias[flat / columns / rows % channels]);
+                let what = || format!("{isa} {kind:?} at {flat}");
+                assert_sum(results[2][flat], (sum + bias).max(0.0), scale + bias.abs(), terms, &what);
+                let before = f64::from(other[flat]);
+                assert_sum(results[4][flat], before - sum, scale + before.abs(), terms, &what);
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Byte counts as people write and read them.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A number of bytes that prints with a binary unit (`2.1 MiB`) and parses with any (`24MiB`, `1.5 GB`, `4096`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Bytes(pub u64);
+
+/// Why a text is no byte count.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BytesError {
+    /// There is nothing to read.
+    #[error("a byte count is empty")]
+    Empty,
+    /// A byte count has a sign.
+    #[error("byte count `{0}` is negative")]
+    Negative(String),
+    /// What stands before the unit is no decimal number.
+    #[error("byte count `{0}` does not start with a decimal number")]
+    Number(String),
+    /// What stands after the number is no unit.
+    #[error("byte count `{text}` has the unknown unit `{unit}`; use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")]
+    Unit {
+        /// The whole text.
+        text: String,
+        /// What stands where the unit should.
+        unit: String,
+    },
+    /// The count does not fit 64 bits.
+    #[error("byte count `{0}` is more than 64 bits hold")]
+    Overflow(String),
+}
+
+const UNITS: [(&str, u64); 10] = [
+    ("", 1),
+    ("B", 1),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+    ("KB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
+];
+
+/// Digits after the point that are read; the largest unit times ten to this power still fits 128 bits.
+const FRACTION_DIGITS: usize = 18;
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 < 1024 {
+            return f.pad(&format!("{} B", self.0));
+        }
+        let (mut value, mut unit) = (self.0 as f64 / 1024.0, "KiB");
+        for larger in ["MiB", "GiB", "TiB"] {
+            // 1023.95 and more would print as 1024.0: the next unit says it better.
+            if value >= 1023.95 {
+                (value, unit) = (value / 1024.0, larger);
+            }
+        }
+        f.pad(&format!("{value:.1} {unit}"))
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = BytesError;
+
+    /// Reads a decimal number with an optional fraction and unit (any letter case). Parts of a byte are dropped.
+    fn from_str(text: &str) -> Result<Self, BytesError> {
+        let trimmed = text.trim();
+        if trimmed.is_empty() {
+            return Err(BytesError::Empty);
+        }
+        if trimmed.starts_with('-') {
+            return Err(BytesError::Negative(trimmed.into()));
+        }
+        let number_end = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
+        let (number, unit) = (&trimmed[..number_end], trimmed[number_end..].trim_start());
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
+            return Err(BytesError::Number(trimmed.into()));
+        }
+        let &(_, scale) = UNITS
+            .iter()
+            .find(|(name, _)| name.eq_ignore_ascii_case(unit))
+            .ok_or_else(|| BytesError::Unit { text: trimmed.into(), unit: unit.into() })?;
+
+        let overflow = || BytesError::Overflow(trimmed.into());
+        let digits = |digits: &str| digits.bytes().try_fold(0u64, |n, d| n.checked_mul(10)?.checked_add(u64::from(d - b'0')));
+        let fraction = &fraction[..fraction.len().min(FRACTION_DIGITS)];
+        let part = u128::from(digits(fraction).ok_or_else(overflow)?) * u128::from(scale) / 10u128.pow(fraction.len() as u32);
+        let whole = digits(whole).and_then(|n| n.checked_mul(scale)).ok_or_else(overflow)?;
+        whole.checked_add(part as u64).map(Bytes).ok_or_else(overflow)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prints_with_one_decimal() {
+        let shown = |n| Bytes(n).to_string();
+        assert_eq!(shown(0), "0 B");
+        assert_eq!(shown(1023), "1023 B");
+        assert_eq!(shown(1024), "1.0 KiB");
+        assert_eq!(shown(1_048_524), "1023.9 KiB");
+        assert_eq!(shown(1_048_525), "1.0 MiB");
+        assert_eq!(shown((1 << 30) - 1), "1.0 GiB");
+        assert_eq!(shown(u64::MAX), "16777216.0 TiB");
+        for unit in [10, 20, 30, 40] {
+            for below in [1, 1 << (unit - 6), 1 << (unit - 5)] {
+                assert!(!shown((1 << unit) - below).starts_with("1024"), "{}", shown((1 << unit) - below));
+            }
+        }
+        assert_eq!(format!("[{:>10}]", Bytes(2048)), "[   2.0 KiB]");
+    }
+
+    #[test]
+    fn parses_units() {
+        let parsed = |s: &str| s.parse::<Bytes>().map(|b| b.0);
+        assert_eq!(parsed("4096"), Ok(4096));
+        assert_eq!(parsed("24MiB"), Ok(24 << 20));
+        assert_eq!(parsed(" 1.5 kib "), Ok(1536));
+        assert_eq!(parsed("2GB"), Ok(2_000_000_000));
+        assert_eq!(parsed(".5KB"), Ok(500));
+        assert_eq!(parsed("18446744073709551615B"), Ok(u64::MAX));
+        assert_eq!(parsed("0.0000000000000000009999TiB"), Ok(0));
+    }
+
+    #[test]
+    fn refuses_what_is_no_count() {
+        let error = |s: &str| s.parse::<Bytes>().expect_err(s);
+        assert_eq!(error(" "), BytesError::Empty);
+        assert_eq!(error("-1MiB"), BytesError::Negative("-1MiB".into()));
+        for text in ["NaN", "inf", "MiB", "1.2.3", ".", "+5"] {
+            assert_eq!(error(text), BytesError::Number(text.into()));
+        }
+        for text in ["1e9", "5 parsecs", "5 M"] {
+            assert!(matches!(error(text), BytesError::Unit { .. }), "{text}");
+        }
+        for text in ["18446744073709551616", "17179869184GiB", "99999999999999999999TB"] {
+            assert_eq!(error(text), BytesError::Overflow(text.into()));
+        }
+    }
+}

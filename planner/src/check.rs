@@ -1,0 +1,317 @@
+//! Verifies a plan from the dag alone.
+//!
+//! Planning is a search: orders are guessed, pairs are taken, heuristics compete, and the code that does so will keep
+//! changing. None of it has to be right for a run to be right. What a run relies on is small and can be said without
+//! mentioning how a plan came about: every task runs once and after what it depends on; from the first write of a buffer
+//! to its last use no byte of it belongs to anything else; the only exception is a pair that the dag declared, at the one
+//! step where the first buffer dies and the second is born. This module states exactly that, recomputes everything it
+//! needs from the dag and the order, and shares no code with ordering, liveness, in-place choice and packing. A plan that
+//! passes is right however it was found, so checking each result, which costs O(n log n), gives what a proof of the planner
+//! would, for every plan that is ever used. The idea is that of the symbolic checker of the register allocator regalloc2:
+//! <https://cfallin.org/blog/2021/03/15/cranelift-isel-3/>. What is left to trust is this file; it is tested against a naive
+//! quadratic oracle and by breaking valid plans in every way it can tell.
+//!
+//! The numbers of a plan (height, lower bound, size without reuse) are recomputed as well, since people decide by them.
+
+use crate::dag::{ALIGN, Dag, TaskId};
+use crate::liveness::Lifetime;
+use crate::plan::Plan;
+use std::collections::BTreeMap;
+use std::ops::Deref;
+
+mod violation;
+
+pub use violation::Violation;
+
+/// A value that [`check()`] accepted; nothing else can make one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checked<T>(T);
+
+impl<T> Deref for Checked<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> Checked<T> {
+    /// Gives the value up, and with it the promise that it was checked.
+    pub fn into_inner(self) -> T {
+        self.0
+    }
+}
+
+/// Accepts a plan if it is right, or says what is wrong. O(n log n).
+pub fn check(dag: &Dag, plan: Plan) -> Result<Checked<Plan>, Violation> {
+    dag.verify()?;
+    let checker = Checker { dag, plan: &plan, step_of: steps(dag, &plan)? };
+    checker.dependencies()?;
+    checker.lifetimes()?;
+    let delayed = checker.reuse()?;
+    let tenants = checker.tenants(&delayed)?;
+    checker.overlaps(&tenants)?;
+    checker.numbers(&tenants)?;
+    Ok(Checked(plan))
+}
+
+/// The step of each task, if the plan has the right shape and its order is a permutation.
+fn steps(dag: &Dag, plan: &Plan) -> Result<Vec<usize>, Violation> {
+    let lengths = [
+        ("steps", dag.tasks.len(), plan.order.len()),
+        ("lifetimes", dag.buffers.len(), plan.lifetimes.len()),
+        ("offsets", dag.buffers.len(), plan.offsets.len()),
+        ("workspace offsets", dag.tasks.len(), plan.workspace_offsets.len()),
+    ];
+    if let Some(&(what, expected, found)) = lengths.iter().find(|(_, expected, found)| expected != found) {
+        return Err(Violation::Length { what, expected, found });
+    }
+    let mut step_of = vec![None; dag.tasks.len()];
+    for (step, task) in plan.order.iter().enumerate() {
+        let Some(slot) = step_of.get_mut(task.index()) else {
+            return Err(Violation::UnknownTask { step, task: task.0, count: dag.tasks.len() });
+        };
+        if let Some(first) = slot.replace(step) {
+            return Err(Violation::RunsTwice { task: dag.task_name(*task).into(), first, second: step });
+        }
+    }
+    // As many steps as tasks and none twice: each has one.
+    Ok(step_of.into_iter().flatten().collect())
+}
+
+/// Something that occupies bytes for some steps.
+struct Tenant {
+    /// Index of the buffer, or of the task whose workspace it is.
+    index: usize,
+    is_workspace: bool,
+    offset: u64,
+    bytes: u64,
+    /// The steps at which its bytes must be its own. A buffer computed in place begins one step late here: at the step
+    /// itself the buffer it takes over, at the same offset and no smaller, stands for both.
+    start: u64,
+    end: u64,
+}
+
+struct Checker<'a> {
+    dag: &'a Dag,
+    plan: &'a Plan,
+    step_of: Vec<usize>,
+}
+
+impl Checker<'_> {
+    fn task(&self, index: usize) -> String {
+        self.dag.tasks[index].name.clone()
+    }
+
+    fn buffer(&self, index: usize) -> String {
+        self.dag.buffers[index].name.clone()
+    }
+
+    fn must_precede(&self, before: usize, after: usize, reason: impl Fn() -> String) -> Result<(), Violation> {
+        let (late_step, early_step) = (self.step_of[before], self.step_of[after]);
+        if late_step < early_step {
+            return Ok(());
+        }
+        Err(Violation::Dependency { late: self.task(before), late_step, early: self.task(after), early_step, reason: reason() })
+    }
+
+    /// Writers of a buffer in program order, its other users after all of them, and the extra order.
+    fn dependencies(&self) -> Result<(), Violation> {
+        let mut last_writer = vec![None; self.dag.buffers.len()];
+        for (t, task) in self.dag.tasks.iter().enumerate() {
+            for before in &task.after {
+                self.must_precede(before.index(), t, || "the dag asks for it".into())?;
+            }
+            for write in &task.writes {
+                let previous = last_writer[write.index()].replace(t);
+                if let Some(previous) = previous.filter(|&previous| previous != t) {
+                    self.must_precede(previous, t, || format!("both write `{}`, in this order", self.dag.buffer_name(*write)))?;
+                }
+            }
+        }
+        for (t, task) in self.dag.tasks.iter().enumerate() {
+            let mut writes: Vec<u32> = task.writes.iter().map(|w| w.0).collect();
+            writes.sort_unstable();
+            for read in task.reads.iter().filter(|read| writes.binary_search(&read.0).is_err()) {
+                if let Some(writer) = last_writer[read.index()] {
+                    self.must_precede(writer, t, || format!("it writes `{}`, which the other reads", self.dag.buffer_name(*read)))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Each lifetime, from the definition: first to last touching step, widened for inputs and outputs.
+    fn lifetimes(&self) -> Result<(), Violation> {
+        let steps = self.dag.tasks.len().max(1) as u64;
+        let mut expected: Vec<(u64, u64)> = vec![(u64::MAX, 0); self.dag.buffers.len()];
+        for (t, task) in self.dag.tasks.iter().enumerate() {
+            let step = self.step_of[t] as u64;
+            for id in task.writes.iter().chain(&task.reads) {
+                let (start, end) = &mut expected[id.index()];
+                *start = step.min(*start);
+                *end = (step + 1).max(*end);
+            }
+        }
+        for (b, buffer) in self.dag.buffers.iter().enumerate() {
+            let (mut start, mut end) = expected[b];
+            if buffer.live_in {
+                (start, end) = (0, end.max(1));
+            }
+            if buffer.live_out {
+                end = steps;
+            }
+            let expected = if start == u64::MAX { Lifetime { start: 0, end: 0 } } else { Lifetime { start, end } };
+            if self.plan.lifetimes[b] != expected {
+                return Err(Violation::WrongLifetime { buffer: self.buffer(b), expected, found: self.plan.lifetimes[b] });
+            }
+        }
+        Ok(())
+    }
+
+    /// Every pair that is computed in place; returns which buffers begin that way.
+    fn reuse(&self) -> Result<Vec<bool>, Violation> {
+        let mut declared = self.dag.may_reuse.clone();
+        declared.sort_unstable();
+        let buffers = self.dag.buffers.len();
+        let (mut gives, mut takes): (Vec<Option<TaskId>>, Vec<Option<TaskId>>) = (vec![None; buffers], vec![None; buffers]);
+        for (index, pair) in self.plan.reused.iter().enumerate() {
+            if declared.binary_search(pair).is_err() {
+                return Err(Violation::ReuseUndeclared { index, task: pair.task.0, from: pair.from.0, to: pair.to.0 });
+            }
+            let (task, from, to) = (self.task(pair.task.index()), self.buffer(pair.from.index()), self.buffer(pair.to.index()));
+            let step = self.step_of[pair.task.index()];
+            for (buffer, sides) in [(pair.from, &mut gives), (pair.to, &mut takes)] {
+                if let Some(first) = sides[buffer.index()].replace(pair.task) {
+                    let (buffer, first) = (self.buffer(buffer.index()), self.task(first.index()));
+                    return Err(Violation::ReusedTwice { buffer, first, second: task });
+                }
+            }
+            let end = self.plan.lifetimes[pair.from.index()].end;
+            if end != step as u64 + 1 {
+                return Err(Violation::ReuseOfLive { task, step, from, to, end });
+            }
+            let start = self.plan.lifetimes[pair.to.index()].start;
+            if start != step as u64 {
+                return Err(Violation::ReuseByLive { task, step, from, to, start });
+            }
+            let (from_offset, to_offset) = (self.plan.offsets[pair.from.index()], self.plan.offsets[pair.to.index()]);
+            if from_offset != to_offset {
+                return Err(Violation::ReuseMoved { task, from, from_offset, to, to_offset });
+            }
+            let (source, target) = (&self.dag.buffers[pair.from.index()], &self.dag.buffers[pair.to.index()]);
+            let (from_bytes, to_bytes) = (source.occupied(), target.occupied());
+            if to_bytes > from_bytes {
+                return Err(Violation::ReuseTooSmall { task, from, from_bytes, to, to_bytes });
+            }
+        }
+        Ok(takes.into_iter().map(|task| task.is_some()).collect())
+    }
+
+    /// Everything that occupies bytes, aligned and inside the slab. What has no bytes or never lives may lie anywhere.
+    fn tenants(&self, delayed: &[bool]) -> Result<Vec<Tenant>, Violation> {
+        let mut tenants = Vec::with_capacity(self.dag.buffers.len());
+        for (index, buffer) in self.dag.buffers.iter().enumerate().filter(|(_, buffer)| buffer.bytes > 0) {
+            let (life, offset) = (self.plan.lifetimes[index], self.plan.offsets[index]);
+            if life.start == life.end {
+                continue;
+            }
+            self.inside_slab(&buffer.name, offset, buffer.occupied(), buffer.align)?;
+            let start = life.start + u64::from(delayed[index]);
+            tenants.push(Tenant { index, is_workspace: false, offset, bytes: buffer.occupied(), start, end: life.end });
+        }
+        for (index, task) in self.dag.tasks.iter().enumerate().filter(|(_, task)| task.workspace > 0) {
+            let (offset, bytes) = (self.plan.workspace_offsets[index], task.workspace_occupied());
+            self.inside_slab(&task.name, offset, bytes, ALIGN)?;
+            let start = self.step_of[index] as u64;
+            tenants.push(Tenant { index, is_workspace: true, offset, bytes, start, end: start + 1 });
+        }
+        Ok(tenants)
+    }
+
+    fn inside_slab(&self, name: &str, offset: u64, bytes: u64, align: u64) -> Result<(), Violation> {
+        if !offset.is_multiple_of(align) {
+            return Err(Violation::Misaligned { name: name.into(), offset, align });
+        }
+        if offset.checked_add(bytes).is_none_or(|end| end > self.plan.height) {
+            return Err(Violation::OutOfSlab { name: name.into(), offset, bytes, height: self.plan.height });
+        }
+        Ok(())
+    }
+
+    /// A sweep over the steps with the living tenants sorted by offset: as long as no two overlap, a newcomer can only
+    /// overlap its neighbours.
+    fn overlaps(&self, tenants: &[Tenant]) -> Result<(), Violation> {
+        let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * tenants.len());
+        for (i, tenant) in tenants.iter().enumerate().filter(|(_, tenant)| tenant.start < tenant.end) {
+            // At one step, what ends leaves before what starts arrives.
+            events.extend([(tenant.start, true, i), (tenant.end, false, i)]);
+        }
+        events.sort_unstable();
+        let mut living: BTreeMap<u64, &Tenant> = BTreeMap::new();
+        for (step, arrives, i) in events {
+            let tenant = &tenants[i];
+            if !arrives {
+                living.remove(&tenant.offset);
+                continue;
+            }
+            let end = tenant.offset + tenant.bytes;
+            let below = living.range(..end).next_back().map(|(_, other)| *other);
+            if let Some(other) = below.filter(|other| other.offset + other.bytes > tenant.offset) {
+                return Err(self.overlap(other, tenant, step as usize));
+            }
+            living.insert(tenant.offset, tenant);
+        }
+        Ok(())
+    }
+
+    fn overlap(&self, first: &Tenant, second: &Tenant, step: usize) -> Violation {
+        let range = |tenant: &Tenant| (tenant.offset, tenant.offset + tenant.bytes);
+        // Two workspaces never meet: each task has one step to itself.
+        match (first.is_workspace, second.is_workspace) {
+            (false, false) => Violation::Overlap {
+                first: self.buffer(first.index),
+                first_bytes: range(first),
+                second: self.buffer(second.index),
+                second_bytes: range(second),
+                step,
+            },
+            (is_first, _) => {
+                let (workspace, buffer) = if is_first { (first, second) } else { (second, first) };
+                Violation::WorkspaceOverlap {
+                    task: self.task(workspace.index),
+                    workspace_bytes: range(workspace),
+                    buffer: self.buffer(buffer.index),
+                    buffer_bytes: range(buffer),
+                    step,
+                }
+            }
+        }
+    }
+
+    /// Height, lower bound and the size without reuse.
+    fn numbers(&self, tenants: &[Tenant]) -> Result<(), Violation> {
+        let expected = tenants.iter().map(|tenant| tenant.offset + tenant.bytes).max().unwrap_or(0);
+        if self.plan.height != expected {
+            return Err(Violation::Height { expected, found: self.plan.height });
+        }
+        let mut changes: BTreeMap<u64, i128> = BTreeMap::new();
+        for tenant in tenants.iter().filter(|tenant| tenant.start < tenant.end) {
+            *changes.entry(tenant.start).or_default() += i128::from(tenant.bytes);
+            *changes.entry(tenant.end).or_default() -= i128::from(tenant.bytes);
+        }
+        let (mut live, mut largest) = (0, 0);
+        for change in changes.into_values() {
+            live += change;
+            largest = live.max(largest);
+        }
+        let expected = largest as u64;
+        if self.plan.lower_bound != expected {
+            return Err(Violation::LowerBound { expected, found: self.plan.lower_bound });
+        }
+        let expected = tenants.iter().map(|tenant| tenant.bytes).sum();
+        if self.plan.without_reuse != expected {
+            return Err(Violation::WithoutReuse { expected, found: self.plan.without_reuse });
+        }
+        Ok(())
+    }
+}

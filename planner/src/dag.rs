@@ -1,0 +1,264 @@
+//! What is to be planned: tasks, the buffers they touch, and nothing else.
+//!
+//! A [`Dag`] knows no tensors and no devices. A task reads and writes buffers, needs some scratch bytes while it runs
+//! (its workspace), and may have to run after other tasks. From the reads and writes follow the dependencies:
+//!
+//! - the writers of a buffer run in program order (their order in [`Dag::tasks`]); several writers are the parts of a
+//!   concatenation, or updates in place;
+//! - a reader of a buffer runs after every writer of it. A task that reads and writes a buffer counts as a writer;
+//! - [`Task::after`] adds more.
+//!
+//! A task that must see the data of before a write reads another buffer, joined to the written one by [`MayReuse`].
+
+use std::fmt;
+
+mod verify;
+
+pub use verify::DagError;
+
+/// Alignment of a buffer unless it says otherwise, and of every workspace, in bytes: a cache line.
+pub const ALIGN: u64 = 64;
+
+/// Names a task: its index in [`Dag::tasks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId(pub u32);
+
+/// Names a buffer: its index in [`Dag::buffers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BufferId(pub u32);
+
+impl TaskId {
+    /// The id as an index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl BufferId {
+    /// The id as an index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a buffer is for. Reports colour by it; planning does not look at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Data that comes from outside.
+    Input,
+    /// A trained value.
+    Weight,
+    /// Anything else that outlives a step: moments, statistics, counters.
+    State,
+    /// A value of the forward pass.
+    Activation,
+    /// A value of the backward pass.
+    Gradient,
+    /// A result handed out.
+    Output,
+    /// Scratch bytes of one task.
+    Workspace,
+    /// None of these.
+    Other,
+}
+
+impl Kind {
+    /// All kinds, in the order of legends.
+    pub const ALL: [Kind; 8] =
+        [Kind::Input, Kind::Weight, Kind::State, Kind::Activation, Kind::Gradient, Kind::Output, Kind::Workspace, Kind::Other];
+
+    /// The name shown in reports.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Kind::Input => "input",
+            Kind::Weight => "weight",
+            Kind::State => "state",
+            Kind::Activation => "activation",
+            Kind::Gradient => "gradient",
+            Kind::Output => "output",
+            Kind::Workspace => "workspace",
+            Kind::Other => "other",
+        }
+    }
+}
+
+/// One unit of work: it runs once, whole, alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// Shown in reports and errors.
+    pub name: String,
+    /// Buffers whose data it uses. An id given twice counts once.
+    pub reads: Vec<BufferId>,
+    /// Buffers whose data it makes, wholly or in part. An id given twice counts once.
+    pub writes: Vec<BufferId>,
+    /// Tasks that must have run before, besides those that reads and writes imply.
+    pub after: Vec<TaskId>,
+    /// Scratch bytes alive only while it runs, aligned to [`ALIGN`].
+    pub workspace: u64,
+    /// Time it takes, in any unit: compared with the costs of other tasks only.
+    pub cost: u64,
+}
+
+impl Task {
+    /// A task without workspace, cost or further order.
+    pub fn new(name: impl Into<String>, reads: &[BufferId], writes: &[BufferId]) -> Self {
+        Task { name: name.into(), reads: reads.to_vec(), writes: writes.to_vec(), after: Vec::new(), workspace: 0, cost: 0 }
+    }
+}
+
+/// Bytes that hold one value from its first write to its last use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Shown in reports and errors.
+    pub name: String,
+    /// Where the user made it (`file:line`, layer path): shown in reports. May be empty.
+    pub source: String,
+    /// What it is for.
+    pub kind: Kind,
+    /// Its size in bytes; may be 0.
+    pub bytes: u64,
+    /// Its offset is a multiple of this power of two.
+    pub align: u64,
+    /// Holds data before the first task runs.
+    pub live_in: bool,
+    /// Holds its data after the last task ran.
+    pub live_out: bool,
+}
+
+impl Buffer {
+    /// A buffer aligned to [`ALIGN`] that lives only between tasks.
+    pub fn new(name: impl Into<String>, kind: Kind, bytes: u64) -> Self {
+        Buffer { name: name.into(), source: String::new(), kind, bytes, align: ALIGN, live_in: false, live_out: false }
+    }
+
+    /// The bytes it takes up in a slab: whole units of its alignment, so that buffers of one alignment stack without gaps.
+    pub fn occupied(&self) -> u64 {
+        occupied(self.bytes, self.align)
+    }
+}
+
+impl Task {
+    /// The bytes its workspace takes up in a slab.
+    pub fn workspace_occupied(&self) -> u64 {
+        occupied(self.workspace, ALIGN)
+    }
+}
+
+fn occupied(bytes: u64, align: u64) -> u64 {
+    bytes.checked_next_multiple_of(align).unwrap_or(u64::MAX)
+}
+
+/// Permission to compute in place: `to`, written by `task`, may lie on the bytes of `from`, which `task` reads.
+///
+/// It is used only if no other task touches `from` from then on and `task` is the first to write `to`. Both then have the
+/// same offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MayReuse {
+    /// The task that can run in place.
+    pub task: TaskId,
+    /// The buffer whose bytes are free to be overwritten.
+    pub from: BufferId,
+    /// The buffer that may take them, no larger than `from`.
+    pub to: BufferId,
+}
+
+/// Tasks and buffers, in the order the program gives them.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Dag {
+    /// The tasks. Their order settles which of two writers of a buffer comes first, and ties elsewhere.
+    pub tasks: Vec<Task>,
+    /// The buffers.
+    pub buffers: Vec<Buffer>,
+    /// What may be computed in place.
+    pub may_reuse: Vec<MayReuse>,
+}
+
+impl Dag {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Dag::default()
+    }
+
+    /// Appends a task.
+    pub fn add_task(&mut self, task: Task) -> TaskId {
+        self.tasks.push(task);
+        TaskId((self.tasks.len() - 1) as u32)
+    }
+
+    /// Appends a buffer.
+    pub fn add_buffer(&mut self, buffer: Buffer) -> BufferId {
+        self.buffers.push(buffer);
+        BufferId((self.buffers.len() - 1) as u32)
+    }
+
+    /// The steps of a run: one for each task, and one even without tasks, since inputs and outputs exist for a while.
+    pub fn steps(&self) -> usize {
+        self.tasks.len().max(1)
+    }
+
+    /// The name of a task.
+    ///
+    /// # Panics
+    /// If there is no such task.
+    pub fn task_name(&self, task: TaskId) -> &str {
+        &self.tasks[task.index()].name
+    }
+
+    /// The name of a buffer.
+    ///
+    /// # Panics
+    /// If there is no such buffer.
+    pub fn buffer_name(&self, buffer: BufferId) -> &str {
+        &self.buffers[buffer.index()].name
+    }
+
+    /// Graphviz text: tasks as boxes, buffers as ellipses with their sizes, extra order dashed.
+    pub fn to_dot(&self) -> String {
+        let quoted = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ");
+        let mut dot = String::from("digraph tasks {\n  node [fontname=\"monospace\" fontsize=10];\n");
+        for (i, buffer) in self.buffers.iter().enumerate() {
+            let size = crate::Bytes(buffer.bytes);
+            dot += &format!("  b{i} [label=\"{}\\n{} · {size}\"];\n", quoted(&buffer.name), buffer.kind.label());
+        }
+        for (i, task) in self.tasks.iter().enumerate() {
+            dot += &format!("  t{i} [shape=box style=filled fillcolor=\"#eef2f7\" label=\"{}\"];\n", quoted(&task.name));
+            for read in &task.reads {
+                dot += &format!("  b{} -> t{i};\n", read.0);
+            }
+            for write in &task.writes {
+                dot += &format!("  t{i} -> b{};\n", write.0);
+            }
+            for before in &task.after {
+                dot += &format!("  t{} -> t{i} [style=dashed];\n", before.0);
+            }
+        }
+        dot + "}\n"
+    }
+}
+
+impl fmt::Display for Dag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |ids: &[BufferId]| {
+            let named = |id: &BufferId| match self.buffers.get(id.index()) {
+                Some(buffer) => format!("{} {}", buffer.name, crate::Bytes(buffer.bytes)),
+                None => format!("b{}?", id.0),
+            };
+            ids.iter().map(named).collect::<Vec<_>>().join(", ")
+        };
+        writeln!(f, "{} tasks, {} buffers", self.tasks.len(), self.buffers.len())?;
+        for (i, task) in self.tasks.iter().enumerate() {
+            write!(f, "{i:>5} {}: {} -> {}", task.name, list(&task.reads), list(&task.writes))?;
+            if task.workspace > 0 {
+                write!(f, " · workspace {}", crate::Bytes(task.workspace))?;
+            }
+            if !task.after.is_empty() {
+                write!(f, " · after {}", task.after.iter().map(|t| t.0.to_string()).collect::<Vec<_>>().join(", "))?;
+            }
+            for pair in self.may_reuse.iter().filter(|pair| pair.task.index() == i) {
+                write!(f, " · may reuse {} for {}", list(&[pair.from]), list(&[pair.to]))?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+use super::*;
+use arbtest::arbitrary::{Result, Unstructured};
+use arbtest::arbtest;
+
+fn item(start: u64, end: u64, size: u64) -> Item {
+    Item { life: Lifetime::new(start, end), size, align: 1 }
+}
+
+/// Valid by definition, pair by pair: the naive check of the packing.
+fn assert_valid(problem: &Problem, packing: &Packing) {
+    assert_eq!(packing.offsets.len(), problem.items.len());
+    let mut height = 0;
+    for (i, (a, &a_offset)) in problem.items.iter().zip(&packing.offsets).enumerate() {
+        assert!(a_offset.is_multiple_of(a.align), "item {i}");
+        if a.size == 0 || a.life.is_empty() {
+            assert_eq!(a_offset, 0, "item {i}");
+            continue;
+        }
+        height = height.max(a_offset + a.occupied());
+        for (b, &b_offset) in problem.items.iter().zip(&packing.offsets).take(i) {
+            let apart = a_offset + a.occupied() <= b_offset || b_offset + b.occupied() <= a_offset;
+            assert!(apart || b.size == 0 || !a.life.overlaps(b.life), "{:?}: {a:?} at {a_offset}, {b:?} at {b_offset}", packing.method);
+        }
+    }
+    assert_eq!(packing.height, height);
+    assert!(packing.lower_bound <= height);
+}
+
+fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
+    let mut problem = Problem::default();
+    let (span, coarse) = (u.int_in_range(1..=30u64)?, u.arbitrary::<bool>()?);
+    for _ in 0..u.int_in_range(0..=items_max)? {
+        let start = u.int_in_range(0..=span)?;
+        let life = Lifetime::new(start, u.int_in_range(start..=span)?);
+        let size = *u.choose(&[0, 1, 2, 3, 5, 8, 8, 13, 40])?;
+        let align = if coarse { 1 << u.int_in_range(0..=4)? } else { 1 };
+        problem.items.push(Item { life, size, align });
+    }
+    Ok(problem)
+}
+
+/// The packing of one method alone.
+fn packed_by(problem: &Problem, method: Method) -> Packing {
+    let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
+    let sections = Sections::new(problem, &placed);
+    let found = match method {
+        Method::Skyline(rank) => skyline::pack(&sections, &rank.order(&sections), u64::MAX),
+        Method::FirstFit(rank) => greedy::pack(&sections, &rank.order(&sections), greedy::Fit::First, u64::MAX),
+        Method::BestFit(rank) => greedy::pack(&sections, &rank.order(&sections), greedy::Fit::Best, u64::MAX),
+        Method::Apart => return problem.apart().expect("small"),
+    };
+    let found = found.expect("without a limit there is always a packing");
+    let mut offsets = vec![0; problem.items.len()];
+    placed.iter().zip(found.offsets).for_each(|(&i, offset)| offsets[i] = offset);
+    Packing { offsets, height: found.height, lower_bound: problem.lower_bound(), method }
+}
+
+#[test]
+fn every_method_is_valid_on_random_problems() {
+    arbtest(|u| {
+        let problem = random_problem(u, 40)?;
+        let best = problem.pack().expect("small");
+        assert_valid(&problem, &best);
+        let mut lowest = u64::MAX;
+        for method in METHODS {
+            let packing = packed_by(&problem, method);
+            assert_valid(&problem, &packing);
+            lowest = lowest.min(packing.height);
+        }
+        assert_eq!(best.height, lowest, "the portfolio returns the best of its methods");
+        let apart = problem.apart().expect("small");
+        assert_valid(&problem, &apart);
+        let sum = problem.items.iter().filter(|item| item.needs_space()).map(Item::occupied).sum::<u64>();
+        assert_eq!(apart.height, sum);
+        Ok(())
+    });
+}
+
+/// The optimum: first fit in some order finds it (in the order of an optimal solution's offsets nothing lands higher than
+/// there), so all orders are tried.
+fn optimum(problem: &Problem) -> u64 {
+    fn permute(sections: &Sections, order: &mut Vec<u32>, fixed: usize, best: &mut u64) {
+        if fixed == order.len() {
+            if let Some(found) = greedy::pack(sections, order, greedy::Fit::First, *best) {
+                *best = found.height;
+            }
+            return;
+        }
+        for i in fixed..order.len() {
+            order.swap(fixed, i);
+            permute(sections, order, fixed + 1, best);
+            order.swap(fixed, i);
+        }
+    }
+    let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
+    let sections = Sections::new(problem, &placed);
+    let mut best = u64::MAX;
+    permute(&sections, &mut (0..placed.len() as u32).collect(), 0, &mut best);
+    best
+}
+
+#[test]
+fn no_packing_of_few_items_is_below_the_optimum_and_no_optimum_below_the_bound() {
+    let (mut tried, mut optimal) = (0, 0);
+    arbtest(|u| {
+        let problem = random_problem(u, 6)?;
+        let packing = problem.pack().expect("small");
+        let optimum = optimum(&problem);
+        assert!(packing.lower_bound <= optimum && optimum <= packing.height, "{problem:?}");
+        tried += 1;
+        optimal += usize::from(packing.height == optimum);
+        Ok(())
+    });
+    assert!(optimal * 10 >= tried * 9, "{optimal} of {tried} small problems packed optimally");
+}
+
+/// The sum of live sizes, instant by instant.
+#[test]
+fn the_lower_bound_is_the_fullest_instant() {
+    arbtest(|u| {
+        let problem = random_problem(u, 20)?;
+        let live = |t: u64| problem.items.iter().filter(|item| item.life.contains(t)).map(Item::occupied).sum::<u64>();
+        assert_eq!(problem.lower_bound(), (0..=30).map(live).max().unwrap_or(0));
+        Ok(())
+    });
+}
+
+/// Cuts a rectangle of time × bytes into `pieces`, by straight cuts through one piece at a time: the optimum is its height.
+fn tiling(u: &mut Unstructured, pieces: usize) -> Result<Problem> {
+    let mut items = vec![item(0, 1 << 20, 1 << 20)];
+    while items.len() < pieces {
+        let at = u.int_in_range(0..=items.len() - 1)?;
+        let piece = items[at];
+        let (cut_time, share) = (u.arbitrary::<bool>()?, u.int_in_range(1..=15u64)?);
+        let mut rest = piece;
+        if cut_time && piece.life.steps() >= 16 {
+            let middle = piece.life.start + piece.life.steps() * share / 16;
+            (items[at].life.end, rest.life.start) = (middle, middle);
+        } else if piece.size >= 16 {
+            items[at].size = piece.size * share / 16;
+            rest.size = piece.size - items[at].size;
+        } else {
+            break;
+        }
+        items.push(rest);
+    }
+    Ok(Problem { items })
+}
+
+#[test]
+fn tilings_have_their_height_as_bound() {
+    arbtest(|u| {
+        let pieces = u.int_in_range(1..=60)?;
+        let problem = tiling(u, pieces)?;
+        let packing = problem.pack().expect("small");
+        assert_valid(&problem, &packing);
+        assert_eq!(packing.lower_bound, 1 << 20);
+        Ok(())
+    });
+}
+
+#[test]
+fn stacks_and_staircases_are_packed_at_the_bound() {
+    let stack = Problem { items: (1..100).map(|size| item(0, 7, size)).collect() };
+    let nested = Problem { items: (0..100).map(|i| item(i, 200 - i, 1 + i % 7)).collect() };
+    let growing = Problem { items: (0..500).map(|i| item(i, i + 2, 64 * (1 + i))).collect() };
+    let disjoint = Problem { items: (0..500).map(|i| item(i, i + 1, 1 + (i * 37) % 101)).collect() };
+    for problem in [stack, nested, growing, disjoint] {
+        let packing = problem.pack().expect("small");
+        assert_valid(&problem, &packing);
+        assert_eq!(packing.height, packing.lower_bound);
+    }
+}
+
+#[test]
+fn edges() {
+    let empty = Problem::default().pack().expect("nothing to do");
+    assert_eq!((empty.height, empty.lower_bound), (0, 0));
+    let nothing = Problem { items: vec![item(0, 0, 5), item(3, 1, 5), item(0, 9, 0)] }.pack().expect("nothing to do");
+    assert_eq!((nothing.offsets, nothing.height), (vec![0; 3], 0));
+    let huge = Problem { items: vec![item(0, u64::MAX, u64::MAX - 1), item(0, u64::MAX, 1)] }.pack().expect("just fits");
+    assert_eq!(huge.height, u64::MAX);
+
+    let too_much = Problem { items: vec![item(0, 1, u64::MAX), item(5, 6, 1)] };
+    assert_eq!(too_much.pack(), Err(ProblemError::TotalSize { item: 1 }));
+    assert_eq!(too_much.apart(), Err(ProblemError::TotalSize { item: 1 }));
+    let coarse = Problem { items: vec![item(0, 1, 1), Item { align: 1 << 63, ..item(0, 1, 1) }, item(0, 1, 1)] };
+    assert_eq!(coarse.pack(), Err(ProblemError::TotalSize { item: 1 }));
+    let uneven = Problem { items: vec![Item { align: 12, ..item(0, 1, 1) }] };
+    assert_eq!(uneven.pack(), Err(ProblemError::Alignment { item: 0, align: 12 }));
+}
+
+#[test]
+fn many_items_are_packed_by_the_methods_that_scale() {
+    // A hundred thousand items, the quadratic methods out of play.
+    let items = (0..100_000u64).map(|i| item(i, i + 1 + (i * 7919) % 300, 64 * (1 + (i * 104_729) % 50))).collect();
+    let problem = Problem { items };
+    let packing = problem.pack().expect("small sizes");
+    assert!(matches!(packing.method, Method::Skyline(_)));
+    assert!(packing.height >= packing.lower_bound && packing.height < packing.lower_bound / 10 * 13, "{}", packing.height);
+}

@@ -1,0 +1,268 @@
+//! From a [`Dag`] to a [`Plan`]: order, lifetimes, in-place choices and offsets, chosen together.
+
+use crate::dag::{ALIGN, BufferId, Dag, DagError, MayReuse, TaskId};
+use crate::liveness::{Lifetime, lifetimes};
+use crate::order::{self, OrderPolicy, Schedule};
+use crate::pack::{Item, Method, Packing, Problem, ProblemError};
+use crate::reuse::{Appetite, Chains, choose};
+
+/// What the planner may do. The default is everything it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Options {
+    /// Who decides the order of tasks.
+    pub order: OrderPolicy,
+    /// Whether [`Dag::may_reuse`] is made use of.
+    pub in_place: bool,
+    /// Whether buffers may share bytes at all. Without it every buffer and workspace has its own, and `in_place` is off.
+    pub reuse: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { order: OrderPolicy::MinPeak, in_place: true, reuse: true }
+    }
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The dag is broken.
+    #[error(transparent)]
+    Dag(#[from] DagError),
+    /// The offsets cannot be computed.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+}
+
+/// Where every byte of a run lies, and when. Made by [`plan()`], believed only after [`check`](crate::check()).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The tasks in the order of execution: the task at index `s` runs at step `s`.
+    pub order: Vec<TaskId>,
+    /// For each buffer: the steps at which it needs its bytes.
+    pub lifetimes: Vec<Lifetime>,
+    /// For each buffer: its first byte.
+    pub offsets: Vec<u64>,
+    /// For each task (by id, not by step): the first byte of its workspace; 0 if it has none.
+    pub workspace_offsets: Vec<u64>,
+    /// The pairs that are computed in place, in the order of task ids.
+    pub reused: Vec<MayReuse>,
+    /// The size of the slab: the first byte that nothing occupies any more. What lies in the slab occupies whole units of
+    /// its alignment.
+    pub height: u64,
+    /// The largest number of bytes occupied at one step, pairs in `reused` counted once: with this order and these pairs
+    /// no slab is smaller.
+    pub lower_bound: u64,
+    /// The size of a slab in which nothing shares bytes.
+    pub without_reuse: u64,
+    /// How the order was made.
+    pub schedule: Schedule,
+    /// How the offsets were made.
+    pub method: Method,
+}
+
+/// Plans a dag: the order, the pairs to compute in place, and an offset for every buffer and workspace.
+///
+/// Candidates (orders × in-place choices) are packed in the order of their lower bounds until the best slab is no larger
+/// than the next bound, so neither reordering nor in-place computation ever costs bytes. Deterministic.
+pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
+    dag.verify()?;
+    let mut candidates = Vec::new();
+    for (schedule, order) in order::candidates(dag, options.order) {
+        let lives = lifetimes(dag, &order);
+        for reused in reuse_choices(dag, options, &order, &lives) {
+            let layout = Layout::new(dag, &order, &lives, &reused);
+            candidates.push(Candidate {
+                schedule,
+                order: order.clone(),
+                lives: lives.clone(),
+                reused,
+                bound: layout.problem.lower_bound(),
+                layout,
+            });
+        }
+    }
+    // Stable: of equal bounds the simpler candidate comes first.
+    candidates.sort_by_key(|candidate| candidate.bound);
+    let mut best: Option<(Candidate, Packing)> = None;
+    for candidate in candidates {
+        if best.as_ref().is_some_and(|(_, best)| !options.reuse || best.height <= candidate.bound) {
+            break;
+        }
+        let packing = if options.reuse { candidate.layout.problem.pack()? } else { candidate.layout.problem.apart()? };
+        if best.as_ref().is_none_or(|(_, best)| packing.height < best.height) {
+            best = Some((candidate, packing));
+        }
+    }
+    let (candidate, packing) = best.expect("the program's own order is always a candidate");
+    Ok(candidate.into_plan(dag, packing))
+}
+
+/// The sets of pairs worth packing, the most promising first.
+fn reuse_choices(dag: &Dag, options: &Options, order: &[TaskId], lives: &[Lifetime]) -> Vec<Vec<MayReuse>> {
+    let mut choices = Vec::new();
+    if options.in_place && options.reuse {
+        for appetite in [Appetite::EqualSizes, Appetite::AnySize] {
+            choices.push(choose(dag, order, lives, appetite));
+        }
+    }
+    choices.push(Vec::new());
+    choices.dedup();
+    choices
+}
+
+struct Candidate {
+    schedule: Schedule,
+    order: Vec<TaskId>,
+    lives: Vec<Lifetime>,
+    reused: Vec<MayReuse>,
+    bound: u64,
+    layout: Layout,
+}
+
+impl Candidate {
+    fn into_plan(self, dag: &Dag, packing: Packing) -> Plan {
+        let offset = |item: &Option<u32>| item.map_or(0, |item| packing.offsets[item as usize]);
+        let mut plan = Plan {
+            offsets: self.layout.item_of_buffer.iter().map(offset).collect(),
+            workspace_offsets: self.layout.item_of_workspace.iter().map(offset).collect(),
+            without_reuse: without_reuse(dag, &self.lives),
+            order: self.order,
+            lifetimes: self.lives,
+            reused: self.reused,
+            height: packing.height,
+            lower_bound: 0,
+            schedule: self.schedule,
+            method: packing.method,
+        };
+        plan.lower_bound = live_bytes(dag, &plan).into_iter().max().unwrap_or(0);
+        plan
+    }
+}
+
+/// Everything that ever lives, each on its own bytes.
+fn without_reuse(dag: &Dag, lives: &[Lifetime]) -> u64 {
+    let buffers = dag.buffers.iter().zip(lives).filter(|(_, life)| !life.is_empty()).map(|(buffer, _)| buffer.occupied());
+    buffers.chain(dag.tasks.iter().map(|task| task.workspace_occupied())).sum()
+}
+
+/// A packing problem and what its items stand for: chains of buffers that share their bytes, and workspaces.
+pub(crate) struct Layout {
+    pub(crate) problem: Problem,
+    /// For each buffer the item it lies in; none for one without bytes or life.
+    pub(crate) item_of_buffer: Vec<Option<u32>>,
+    /// For each task the item that is its workspace.
+    pub(crate) item_of_workspace: Vec<Option<u32>>,
+}
+
+impl Layout {
+    pub(crate) fn new(dag: &Dag, order: &[TaskId], lives: &[Lifetime], reused: &[MayReuse]) -> Self {
+        let chains = Chains::new(dag.buffers.len(), reused);
+        let mut items = Vec::with_capacity(dag.buffers.len());
+        let mut item_of_buffer = vec![None; dag.buffers.len()];
+        for (i, buffer) in dag.buffers.iter().enumerate() {
+            if chains.head(i) == i && buffer.bytes > 0 && !lives[i].is_empty() {
+                let life = Lifetime::new(lives[i].start, lives[chains.tail(i)].end);
+                item_of_buffer[i] = Some(items.len() as u32);
+                items.push(Item { life, size: buffer.bytes, align: buffer.align });
+            }
+        }
+        for buffer in 0..dag.buffers.len() {
+            item_of_buffer[buffer] = item_of_buffer[chains.head(buffer)];
+        }
+        let mut item_of_workspace = vec![None; dag.tasks.len()];
+        for (step, &task) in (0u64..).zip(order) {
+            let size = dag.tasks[task.index()].workspace;
+            if size > 0 {
+                item_of_workspace[task.index()] = Some(items.len() as u32);
+                items.push(Item { life: Lifetime::new(step, step + 1), size, align: ALIGN });
+            }
+        }
+        Layout { problem: Problem { items }, item_of_buffer, item_of_workspace }
+    }
+}
+
+/// The bytes occupied at each step, workspaces included; a buffer that is computed in place counts from the step after its
+/// task on, since until then the other one stands for both. The largest is [`Plan::lower_bound`].
+///
+/// # Panics
+/// If the plan is not one of this dag.
+pub fn live_bytes(dag: &Dag, plan: &Plan) -> Vec<u64> {
+    live_bytes_with(dag, plan, &plan.reused)
+}
+
+fn live_bytes_with(dag: &Dag, plan: &Plan, reused: &[MayReuse]) -> Vec<u64> {
+    let mut changes = vec![0i128; dag.steps() + 1];
+    let mut in_place = vec![false; dag.buffers.len()];
+    reused.iter().for_each(|pair| in_place[pair.to.index()] = true);
+    for (i, (buffer, live)) in dag.buffers.iter().zip(&plan.lifetimes).enumerate() {
+        changes[live.start as usize + usize::from(in_place[i])] += i128::from(buffer.occupied());
+        changes[live.end as usize] -= i128::from(buffer.occupied());
+    }
+    for (step, task) in plan.order.iter().enumerate() {
+        let bytes = i128::from(dag.tasks[task.index()].workspace_occupied());
+        changes[step] += bytes;
+        changes[step + 1] -= bytes;
+    }
+    let sums = changes.iter().scan(0i128, |live, change| {
+        *live += change;
+        Some(*live as u64)
+    });
+    sums.take(dag.steps()).collect()
+}
+
+/// The bytes that computing in place saved: what the fullest step would need without it, above the slab there is.
+///
+/// # Panics
+/// If the plan is not one of this dag.
+pub fn saved_in_place(dag: &Dag, plan: &Plan) -> u64 {
+    if plan.reused.is_empty() {
+        return 0;
+    }
+    live_bytes_with(dag, plan, &[]).into_iter().max().unwrap_or(0).saturating_sub(plan.height)
+}
+
+impl Plan {
+    /// The part of the slab that no choice of offsets needs: `(height - lower_bound) / height`, 0 for an empty slab.
+    pub fn fragmentation(&self) -> f64 {
+        if self.height == 0 { 0.0 } else { self.height.saturating_sub(self.lower_bound) as f64 / self.height as f64 }
+    }
+}
+
+/// What occupies bytes of a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Holder {
+    /// A buffer.
+    Buffer(BufferId),
+    /// The workspace of a task.
+    Workspace(TaskId),
+}
+
+/// The step with the most live bytes (the first of several), and those bytes.
+///
+/// # Panics
+/// If the plan is not one of this dag.
+pub fn peak(dag: &Dag, plan: &Plan) -> (usize, u64) {
+    let live = live_bytes(dag, plan);
+    let peak = live.iter().copied().max().unwrap_or(0);
+    (live.iter().position(|&bytes| bytes == peak).unwrap_or(0), peak)
+}
+
+/// What occupies bytes at the step with the most live bytes, the largest first. The sum is that step's live bytes: a
+/// buffer that is being computed in place is not listed, the one whose bytes it takes is.
+///
+/// # Panics
+/// If the plan is not one of this dag.
+pub fn holders_at_peak(dag: &Dag, plan: &Plan) -> Vec<(Holder, u64)> {
+    let (step, _) = peak(dag, plan);
+    let begins_in_place = |i: usize| plan.lifetimes[i].start == step as u64 && plan.reused.iter().any(|pair| pair.to.index() == i);
+    let mut holders: Vec<(Holder, u64)> = (0..dag.buffers.len())
+        .filter(|&i| plan.lifetimes[i].contains(step as u64) && !begins_in_place(i))
+        .map(|i| (Holder::Buffer(BufferId(i as u32)), dag.buffers[i].occupied()))
+        .collect();
+    let workspace = plan.order.get(step).map(|&task| (Holder::Workspace(task), dag.tasks[task.index()].workspace_occupied()));
+    holders.extend(workspace);
+    holders.retain(|&(_, bytes)| bytes > 0);
+    holders.sort_by_key(|&(holder, bytes)| (std::cmp::Reverse(bytes), holder));
+    holders
+}

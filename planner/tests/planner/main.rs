@@ -1,0 +1,7 @@
+//! The planner from the outside: dags in, checked plans out.
+
+mod dags;
+mod generate;
+mod mutations;
+mod properties;
+mod training_steps;

@@ -1,0 +1,51 @@
+//! The command line: what a model needs, what the plan saves, how fast a step is.
+//!
+//! Exit codes: 0 on success, 1 when what was asked for cannot be done (the reason goes to stderr), 2 on wrong usage.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod compare;
+mod info;
+mod output;
+mod plan;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use slabwise::Error;
+
+#[derive(Parser)]
+#[command(version, about = "A tensor runtime that knows every byte of a step before it runs")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Plan the training step of a built-in model and show what it needs; nothing is run
+    Plan(plan::Args),
+    /// Measure peak memory and time of planned against dynamic allocation
+    Compare(compare::Args),
+    /// Time a training step, a matrix product or an elementwise chain
+    Bench(bench::Args),
+    /// Show versions, instruction sets, threads and the settings read
+    Info,
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Plan(args) => plan::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Info => info::run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

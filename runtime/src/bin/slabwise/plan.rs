@@ -1,0 +1,72 @@
+//! `slabwise plan`: what a training step needs.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+use slabwise::models::{Model, OptimizerKind};
+use slabwise::{Bytes, Device, Params, Result, Session};
+
+use crate::output::line;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// mlp or cnn
+    model: Model,
+    /// Examples in a step
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+    /// The most bytes that weights, state and slab may take, such as 24MiB
+    #[arg(long)]
+    budget: Option<Bytes>,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "auto")]
+    device: Device,
+    /// sgd, adam or adamw; the model's own unless given
+    #[arg(long)]
+    optimizer: Option<OptimizerKind>,
+    /// Write the plan as a picture
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// List the kernels in the order they run
+    #[arg(long)]
+    kernels: bool,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let params = Params::seeded(0);
+    let network = args.model.build(&params);
+    let mut session = Session::new(args.device, params)?.with_budget(args.budget);
+    let program = network.training(&mut session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
+    let plan = program.plan();
+    if let Some(path) = &args.svg {
+        plan.write_svg(path)?;
+    }
+    if !args.json {
+        line(format_args!("{} · batch {}", args.model, args.batch))?;
+        line(plan)?;
+        if args.kernels {
+            for (at, name) in plan.steps().enumerate() {
+                line(format_args!("{at:>5}  {name}"))?;
+            }
+        }
+        return Ok(());
+    }
+    let persistent = plan.persistent();
+    let mut report = json!({
+        "model": args.model.name(),
+        "batch": args.batch,
+        "slab_bytes": plan.slab_bytes(),
+        "lower_bound_bytes": plan.lower_bound_bytes(),
+        "without_reuse_bytes": plan.without_reuse_bytes(),
+        "persistent_bytes": persistent.weights + persistent.state,
+        "kernels": plan.kernels(),
+        "compile_s": plan.compile_seconds(),
+    });
+    if args.kernels {
+        report["kernel_names"] = plan.steps().collect();
+    }
+    line(report)
+}

@@ -1,0 +1,66 @@
+//! Saving and resuming: weights and state of a session as one safetensors file.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use slabwise_kernels::dtype::DType;
+
+use crate::error::Result;
+use crate::session::{Session, fixed};
+use crate::weights::{self, Entry, File};
+
+/// The note in a file that names what of it is state, a line each.
+const STATE: &str = "slabwise.state";
+
+impl Session {
+    /// Writes all weights and state to a safetensors file. The file is replaced as a whole: whatever happens while it is
+    /// written, an earlier one of the same name stays intact.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let entries: Vec<Entry<'_>> = self
+            .variables
+            .iter()
+            .map(|v| Entry { name: &v.info.name, dtype: v.info.dtype, shape: fixed(&v.info.dims), bytes: self.memory.bytes(&v.region) })
+            .collect();
+        let state: Vec<&str> = self.variables.iter().filter(|v| !v.info.is_param).map(|v| &*v.info.name).collect();
+        let metadata = BTreeMap::from([(STATE.to_string(), state.join("\n"))]);
+        Ok(weights::save(path.as_ref(), &entries, &metadata)?)
+    }
+
+    /// Reads weights and state from a file that [`Session::save`] wrote, so that training goes on bit-equal to a run that
+    /// was not interrupted. Programs are compiled before, since they declare what there is to load.
+    ///
+    /// # Errors
+    /// All mismatches of names, shapes and types at once; nothing is changed then.
+    pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        self.load_where(path.as_ref(), |_| true)
+    }
+
+    /// Reads the weights of a file and leaves optimizer and random state as they are.
+    ///
+    /// # Errors
+    /// As [`Session::load`], for the weights.
+    pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        self.load_where(path.as_ref(), |is_param| is_param)
+    }
+
+    fn load_where(&mut self, path: &Path, wanted: impl Fn(bool) -> bool) -> Result<()> {
+        // What models have declared exists from here on, compiled or not.
+        self.adopt(&crate::graph::Graph::default())?;
+        let file = File::open(path)?;
+        let expected: Vec<(String, DType, Vec<u64>)> = self
+            .variables
+            .iter()
+            .filter(|v| wanted(v.info.is_param))
+            .map(|v| (v.info.name.to_string(), v.info.dtype, fixed(&v.info.dims)))
+            .collect();
+        // A file of weights and state serves one who wants its weights alone.
+        let state: Vec<&str> = file.metadata().get(STATE).map(|names| names.lines().collect()).unwrap_or_default();
+        weights::match_tensors(&expected, &file, |name| !wanted(false) && state.contains(&name))?;
+        for variable in self.variables.iter().filter(|v| wanted(v.info.is_param)) {
+            if let Some(tensor) = file.get(&variable.info.name) {
+                self.memory.bytes_mut(&variable.region).copy_from_slice(tensor.bytes);
+            }
+        }
+        Ok(())
+    }
+}

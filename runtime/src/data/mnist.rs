@@ -1,0 +1,64 @@
+//! MNIST (LeCun, Cortes, Burges 1998) and data sets in the same four files, such as Fashion-MNIST (Xiao et al. 2017).
+
+use std::path::{Path, PathBuf};
+
+use super::{DataError, Idx, Split};
+
+/// A training and a test split of labelled images, ten classes.
+#[derive(Clone, Debug)]
+pub struct Mnist {
+    /// Images to learn from; 60,000 of 28 by 28 in the full sets.
+    pub train: Split,
+    /// Images to judge by; 10,000 of 28 by 28 in the full sets.
+    pub test: Split,
+}
+
+impl Mnist {
+    /// Loads the four files of `folder`: `train-` and `t10k-`, each with `images-idx3-ubyte` and `labels-idx1-ubyte` (or
+    /// with a point, as in `images.idx3-ubyte`), with or without `.gz`. Whether a file is compressed is told by its content.
+    ///
+    /// # Errors
+    ///
+    /// A [`DataError`] that names the file and what helps: missing, damaged, cut short or too long, labels above 9, and
+    /// images that do not match their labels in number or the other split in size.
+    pub fn load(folder: impl AsRef<Path>) -> Result<Mnist, DataError> {
+        let folder = folder.as_ref();
+        let train = load_split(folder, "train", ["training images", "training labels"])?;
+        let test = load_split(folder, "t10k", ["test images", "test labels"])?;
+        if train.image_shape() != test.image_shape() {
+            let [train, test] = [train.image_shape(), test.image_shape()].map(|[h, w]| format!("{h}x{w}"));
+            let detail = format!("training images are {train} pixels, test images {test}; take all four files from one data set");
+            return Err(DataError::Inconsistent { origin: folder.display().to_string(), detail });
+        }
+        Ok(Mnist { train, test })
+    }
+
+    /// Where the examples look: `data/mnist` in the current folder, else in the source tree this was built from.
+    pub fn default_dir() -> PathBuf {
+        let here = PathBuf::from("data/mnist");
+        if here.is_dir() { here } else { Path::new(env!("CARGO_MANIFEST_DIR")).join(here) }
+    }
+}
+
+fn load_split(folder: &Path, prefix: &str, [images, labels]: [&'static str; 2]) -> Result<Split, DataError> {
+    let images = find(folder, images, &format!("{prefix}-images"), 3)?;
+    let labels = find(folder, labels, &format!("{prefix}-labels"), 1)?;
+    let pixels = Idx::read(&images, 3)?;
+    let classes = Idx::read(&labels, 1)?;
+    let shape = [pixels.dims[1], pixels.dims[2]];
+    let (image_count, label_count) = (pixels.dims[0], classes.dims[0]);
+    let origin = format!("{} and {}", images.display(), labels.display());
+    if image_count != label_count {
+        let detail = format!("{image_count} images, but {label_count} labels; take both files from one data set");
+        return Err(DataError::Inconsistent { origin, detail });
+    }
+    Split::checked(pixels.data, classes.data, shape, &origin)
+}
+
+/// The file of `folder` that holds `what`, under any of its usual names.
+fn find(folder: &Path, what: &'static str, stem: &str, rank: usize) -> Result<PathBuf, DataError> {
+    let names = ["-", "."].map(|joint| format!("{stem}{joint}idx{rank}-ubyte"));
+    let names: Vec<String> = names.into_iter().flat_map(|name| [format!("{name}.gz"), name]).collect();
+    let found = names.iter().map(|name| folder.join(name)).find(|path| path.is_file());
+    found.ok_or_else(|| DataError::Missing { what, folder: folder.to_owned(), looked_for: names.join(", ") })
+}

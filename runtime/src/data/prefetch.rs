@@ -1,0 +1,131 @@
+//! Items made on a thread of their own, a bounded number ahead.
+
+use std::panic::resume_unwind;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::{Builder, JoinHandle};
+
+/// An iterator whose items a background thread makes ahead of use.
+///
+/// Dropping it, also mid-way, ends the thread before the drop returns; at most one item is still being made by then. A panic
+/// of the thread goes on in [`next`](Iterator::next), after the items made before it.
+#[derive(Debug)]
+pub struct Prefetched<T> {
+    /// None once the thread is done.
+    items: Option<Receiver<T>>,
+    thread: Option<JoinHandle<()>>,
+    left: usize,
+}
+
+impl<T: Send + 'static> Prefetched<T> {
+    /// Makes the items of `source` ahead: at most `depth` (0 counts as 1) exist that were not handed out.
+    pub(super) fn new(source: impl ExactSizeIterator<Item = T> + Send + 'static, depth: usize) -> Prefetched<T> {
+        let left = source.len();
+        // The thread itself holds one more item than the channel while it waits for room.
+        let (sender, items) = sync_channel(depth.saturating_sub(1).min(left));
+        let work = move || {
+            for item in source {
+                if sender.send(item).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = Builder::new().name("slabwise-prefetch".into()).spawn(work).expect("the system cannot start a thread");
+        Prefetched { items: Some(items), thread: Some(thread), left }
+    }
+}
+
+impl<T> Prefetched<T> {
+    /// Ends the thread: hangs up, so that a send in waiting returns, then waits. Gives back how it ended.
+    fn end(&mut self) -> std::thread::Result<()> {
+        self.items = None;
+        self.left = 0;
+        self.thread.take().map_or(Ok(()), JoinHandle::join)
+    }
+}
+
+impl<T> Iterator for Prefetched<T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        if let Ok(item) = self.items.as_ref()?.recv() {
+            self.left = self.left.saturating_sub(1);
+            return Some(item);
+        }
+        match self.end() {
+            Ok(()) => None,
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<T> ExactSizeIterator for Prefetched<T> {}
+
+impl<T> Drop for Prefetched<T> {
+    fn drop(&mut self) {
+        // Nobody asked for the item whose making failed, and a panic while dropping could abort.
+        let _ = self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    /// Counts the items in being.
+    struct Counted(Arc<AtomicUsize>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, SeqCst);
+        }
+    }
+
+    #[test]
+    fn no_more_than_depth_items_exist_ahead() {
+        for depth in [0, 1, 3] {
+            let (alive, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+            let (count, peak) = (Arc::clone(&alive), Arc::clone(&most));
+            let source = (0..50).map(move |_| {
+                peak.fetch_max(count.fetch_add(1, SeqCst) + 1, SeqCst);
+                Counted(Arc::clone(&count))
+            });
+            let mut items = Prefetched::new(source, depth);
+            for left in (0..50).rev() {
+                drop(items.next().unwrap());
+                assert_eq!(items.len(), left);
+            }
+            assert!(items.next().is_none() && items.next().is_none());
+            // One more: the item just handed out here may not be dropped yet while the thread makes the next.
+            assert!(most.load(SeqCst) <= depth.max(1) + 1);
+            assert_eq!(alive.load(SeqCst), 0);
+        }
+    }
+
+    #[test]
+    fn dropping_midway_ends_the_thread() {
+        let owned = Arc::new(());
+        let held = Arc::clone(&owned);
+        let mut items = Prefetched::new((0..1_000_000).map(move |i| (i, Arc::strong_count(&held))), 2);
+        assert_eq!(items.next(), Some((0, 2)));
+        drop(items);
+        // What the thread owned is gone, so the thread is.
+        assert_eq!(Arc::strong_count(&owned), 1);
+    }
+
+    #[test]
+    fn a_panic_goes_on_where_items_are_taken() {
+        let source = (0..4).map(|i| if i == 2 { resume_unwind(Box::new("broken")) } else { i });
+        let mut items = Prefetched::new(source, 1);
+        assert_eq!((items.next(), items.next()), (Some(0), Some(1)));
+        let panic = catch_unwind(AssertUnwindSafe(|| items.next())).unwrap_err();
+        assert_eq!(panic.downcast_ref(), Some(&"broken"));
+        assert_eq!((items.next(), items.len()), (None, 0));
+    }
+}

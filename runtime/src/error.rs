@@ -1,0 +1,135 @@
+//! Everything that can go wrong, in words for the person who can mend it.
+
+use std::fmt;
+use std::panic::Location;
+use std::path::PathBuf;
+
+use slabwise_planner::Bytes;
+
+/// The result of a fallible call; the error defaults to [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A mistake in a model, found while it was traced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// The user's line.
+    pub location: &'static Location<'static>,
+    /// The layer, such as `body`; empty outside of layers.
+    pub layer: String,
+    /// What is wrong, with shapes and numbers.
+    pub message: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.location.file(), self.location.line(), self.message)?;
+        if !self.layer.is_empty() {
+            write!(f, " (in \"{}\")", self.layer)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The traced model has mistakes; all of them are here.
+    #[error("{}", list(.0))]
+    Trace(Vec<Mistake>),
+    /// The plan does not fit the budget.
+    #[error(
+        "the budget of {budget} is too small for \"{program}\": it needs {needed} ({persistent} of weights and state, {slab} of slab), and no plan of this order needs less than {floor}; \
+         largest at the peak: {holders}; a smaller batch or a larger budget would help"
+    )]
+    Budget {
+        /// Which program.
+        program: String,
+        /// What was allowed.
+        budget: Bytes,
+        /// What the best plan found needs.
+        needed: Bytes,
+        /// Of that, weights and state.
+        persistent: Bytes,
+        /// Of that, the slab.
+        slab: Bytes,
+        /// What every plan of this order needs.
+        floor: Bytes,
+        /// The largest buffers at the peak, by name.
+        holders: String,
+    },
+    /// The machine has no memory left to give.
+    #[error("{what} needs {bytes}, which the machine cannot give; a smaller batch or model would help")]
+    OutOfMemory {
+        /// What it was for.
+        what: String,
+        /// How much.
+        bytes: Bytes,
+    },
+    /// An input of a run does not fit the program.
+    #[error("input \"{name}\": {message}")]
+    Input {
+        /// The input's name.
+        name: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// The data of a run broke a rule of the program; weights and state are as they were before the run.
+    #[error("{mistake}; no weight was changed")]
+    Data {
+        /// Where and what.
+        mistake: Mistake,
+    },
+    /// A buffer was used after it had been donated.
+    #[error("the buffer \"{name}\" was donated to a run and holds nothing any more")]
+    Donated {
+        /// The buffer.
+        name: String,
+    },
+    /// A program, buffer or parameter belongs to another session.
+    #[error("{0}")]
+    Foreign(String),
+    /// A device that is not there.
+    #[error("device {device}: {why}")]
+    Device {
+        /// The device asked for.
+        device: String,
+        /// Why it cannot be used.
+        why: String,
+    },
+    /// A debug check found a kernel writing outside of its buffers, or reading one that had ended.
+    #[error("memory check after step {step} ({task}): {message}")]
+    MemoryCheck {
+        /// The step of the plan.
+        step: usize,
+        /// The task that ran.
+        task: String,
+        /// What was found.
+        message: String,
+    },
+    /// A value a user gave is outside of its range.
+    #[error("{0}")]
+    Value(String),
+    /// A weight file.
+    #[error(transparent)]
+    Weights(#[from] crate::weights::WeightsError),
+    /// A data file.
+    #[error(transparent)]
+    DataFile(#[from] crate::data::DataError),
+    /// A file or folder.
+    #[error("{path}: {source}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// slabwise itself is at fault: please report it.
+    #[error("internal error, please report it: {0}")]
+    Internal(String),
+}
+
+fn list(mistakes: &[Mistake]) -> String {
+    let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+    lines.join("\n")
+}

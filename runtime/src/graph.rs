@@ -1,0 +1,292 @@
+//! The graph: nodes in topological order, and what they refer to.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::spec::Dims;
+use smallvec::SmallVec;
+
+use crate::ops::{Emit, NodeId, Op, infer};
+use crate::params::Init;
+use crate::shape::Symbols;
+
+/// Which part of a training step a node belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// What the user wrote.
+    Forward,
+    /// Made by differentiation.
+    Backward,
+    /// Made by an optimizer.
+    Update,
+}
+
+/// Where a node comes from: the user's line and the layer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Origin {
+    /// The user's line.
+    pub location: &'static Location<'static>,
+    /// The path of the layer, such as `body.conv2`; empty outside of layers.
+    pub layer: Arc<str>,
+    /// Which part of the step.
+    pub phase: Phase,
+}
+
+/// One operation and its value.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// What it does.
+    pub op: Op,
+    /// The values it takes.
+    pub inputs: SmallVec<[NodeId; 3]>,
+    /// The type of its value.
+    pub dtype: DType,
+    /// The shape of its value.
+    pub dims: Dims,
+    /// Index into [`Graph::origins`].
+    pub origin: u32,
+}
+
+/// An input of a program.
+#[derive(Clone, Debug)]
+pub struct InputInfo {
+    /// Its name.
+    pub name: &'static str,
+    /// Its type.
+    pub dtype: DType,
+    /// Its shape.
+    pub dims: Dims,
+    /// Its bytes become those of the output of this position.
+    pub donated_to: Option<u32>,
+}
+
+/// A weight or a state of a program, by name.
+#[derive(Clone, Debug)]
+pub struct VariableInfo {
+    /// Its name, which is its key in a weight file.
+    pub name: Arc<str>,
+    /// Its type.
+    pub dtype: DType,
+    /// Its shape; all lengths are fixed.
+    pub dims: Dims,
+    /// What it holds at first.
+    pub init: Init,
+    /// A weight, rather than state that accompanies weights.
+    pub is_param: bool,
+}
+
+impl VariableInfo {
+    /// The variable of a declared parameter.
+    pub(crate) fn of(param: &crate::params::Param) -> Self {
+        VariableInfo {
+            name: param.shared_name().clone(),
+            dtype: DType::F32,
+            dims: param.sizes().clone(),
+            init: param.init(),
+            is_param: true,
+        }
+    }
+}
+
+/// A computation: nodes in topological order.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    /// Every node after all it takes.
+    pub nodes: Vec<Node>,
+    /// What [`Op::Input`] refers to.
+    pub inputs: Vec<InputInfo>,
+    /// What [`Op::Variable`] and [`Op::Assign`] refer to.
+    pub variables: Vec<VariableInfo>,
+    /// The bounded dimensions.
+    pub symbols: Symbols,
+    /// What [`Node::origin`] refers to.
+    pub origins: Vec<Origin>,
+    /// The values asked for.
+    pub outputs: Vec<NodeId>,
+    /// The origin that emitted nodes get.
+    pub current_origin: u32,
+}
+
+/// What is wrong with a graph. A graph made through the API never is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("node {node} ({op}): {why}")]
+pub struct GraphError {
+    /// The node.
+    pub node: u32,
+    /// Its operation.
+    pub op: &'static str,
+    /// The broken rule.
+    pub why: String,
+}
+
+impl Graph {
+    /// The node of an id.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.at()]
+    }
+
+    /// Every id, in topological order.
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
+        (0..self.nodes.len() as u32).map(NodeId)
+    }
+
+    /// Where a node comes from.
+    pub fn origin(&self, id: NodeId) -> &Origin {
+        &self.origins[self.node(id).origin as usize]
+    }
+
+    /// Makes `origin` the one that the next nodes get.
+    pub fn set_origin(&mut self, origin: Origin) {
+        // The last few are the likely ones; a duplicate further back costs a few bytes only.
+        let recent = self.origins.len().saturating_sub(8);
+        let found = self.origins[recent..].iter().position(|o| *o == origin).map(|at| recent + at);
+        let at = found.unwrap_or_else(|| {
+            self.origins.push(origin);
+            self.origins.len() - 1
+        });
+        self.current_origin = at as u32;
+    }
+
+    /// The index of a variable of this name, if there is one.
+    pub fn variable(&self, name: &str) -> Option<u32> {
+        self.variables.iter().position(|v| &*v.name == name).map(|at| at as u32)
+    }
+
+    /// The nodes that must run: outputs, effects and what they need.
+    pub fn live(&self) -> Vec<bool> {
+        let mut live = vec![false; self.nodes.len()];
+        for &id in &self.outputs {
+            live[id.at()] = true;
+        }
+        for id in self.ids().rev() {
+            let node = self.node(id);
+            if live[id.at()] || node.op.is_effect() {
+                live[id.at()] = true;
+                for input in &node.inputs {
+                    live[input.at()] = true;
+                }
+            }
+        }
+        live
+    }
+
+    /// The nodes that take each node's value, in order; a consumer that takes it twice is there twice.
+    pub fn consumers(&self) -> Vec<SmallVec<[NodeId; 4]>> {
+        let mut consumers = vec![SmallVec::new(); self.nodes.len()];
+        for id in self.ids() {
+            for input in &self.node(id).inputs {
+                consumers[input.at()].push(id);
+            }
+        }
+        consumers
+    }
+
+    /// A name for a node's value: layer and operation, as in `stem.conv2d`.
+    pub fn name(&self, id: NodeId) -> String {
+        let node = self.node(id);
+        let origin = &self.origins[node.origin as usize];
+        let mut name = match &node.op {
+            Op::Input(i) => self.inputs[*i as usize].name.to_string(),
+            Op::Variable(v) => self.variables[*v as usize].name.to_string(),
+            Op::Assign(v) => format!("{}.update", self.variables[*v as usize].name),
+            op if origin.layer.is_empty() => op.name().to_string(),
+            op => format!("{}.{}", origin.layer, op.name()),
+        };
+        if origin.phase == Phase::Backward && !name.contains("grad") {
+            name.push_str(".grad");
+        }
+        name
+    }
+
+    /// Checks every invariant: operands come before, shapes and types follow the rules, references exist, each variable is
+    /// assigned at most once.
+    pub fn verify(&self) -> Result<(), GraphError> {
+        let mut assigned = HashSet::new();
+        for id in self.ids() {
+            let node = self.node(id);
+            let fail = |why: String| GraphError { node: id.0, op: node.op.name(), why };
+            if let Some(late) = node.inputs.iter().find(|i| i.0 >= id.0) {
+                return Err(fail(format!("takes node {}, which does not come before it", late.0)));
+            }
+            let reference = match &node.op {
+                Op::Input(i) => self.inputs.get(*i as usize).map(|x| (x.dtype, &x.dims)),
+                Op::Variable(v) | Op::Assign(v) => self.variables.get(*v as usize).map(|x| (x.dtype, &x.dims)),
+                _ => Some((node.dtype, &node.dims)),
+            };
+            let Some((dtype, dims)) = reference else { return Err(fail("refers to what does not exist".into())) };
+            if (dtype, dims) != (node.dtype, &node.dims) {
+                return Err(fail(format!("is {} {:?}, but refers to {dtype} {dims:?}", node.dtype, node.dims)));
+            }
+            if let Op::Assign(v) = node.op
+                && !assigned.insert(v)
+            {
+                return Err(fail(format!("assigns {} a second time", self.variables[v as usize].name)));
+            }
+            let given: SmallVec<[_; 4]> =
+                node.inputs.iter().map(|&i| crate::ops::Given { dtype: self.node(i).dtype, dims: &self.node(i).dims }).collect();
+            let (dtype, dims) = infer(&node.op, &given, (node.dtype, &node.dims), &self.symbols).map_err(fail)?;
+            if (dtype, &dims) != (node.dtype, &node.dims) {
+                return Err(fail(format!("is {} {:?}, but the rule gives {dtype} {dims:?}", node.dtype, node.dims)));
+            }
+        }
+        match self.outputs.iter().find(|o| o.at() >= self.nodes.len()) {
+            Some(o) => Err(GraphError { node: o.0, op: "output", why: "does not exist".into() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The graph in DOT, for Graphviz.
+    pub fn to_dot(&self) -> String {
+        use petgraph::dot::{Config, Dot};
+        let mut dot = petgraph::Graph::<String, ()>::new();
+        let ids: Vec<_> = self
+            .ids()
+            .map(|id| {
+                dot.add_node(format!("{} %{}\n{} {}", self.name(id), id.0, self.node(id).dtype, self.symbols.show(&self.node(id).dims)))
+            })
+            .collect();
+        for id in self.ids() {
+            for input in &self.node(id).inputs {
+                dot.add_edge(ids[input.at()], ids[id.at()], ());
+            }
+        }
+        format!(
+            "{:?}",
+            Dot::with_attr_getters(&dot, &[Config::EdgeNoLabel, Config::NodeNoLabel], &|_, _| String::new(), &|_, (_, n)| format!(
+                "label = {n:?} shape = box"
+            ))
+        )
+    }
+}
+
+impl Emit for Graph {
+    fn emit(&mut self, op: Op, inputs: &[NodeId], dtype: DType, dims: Dims) -> NodeId {
+        let id = NodeId(self.nodes.len() as u32);
+        self.nodes.push(Node { op, inputs: SmallVec::from_slice(inputs), dtype, dims, origin: self.current_origin });
+        id
+    }
+
+    fn dims(&self, node: NodeId) -> &Dims {
+        &self.node(node).dims
+    }
+
+    fn dtype(&self, node: NodeId) -> DType {
+        self.node(node).dtype
+    }
+}
+
+impl fmt::Display for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for id in self.ids() {
+            let node = self.node(id);
+            let inputs: Vec<String> = node.inputs.iter().map(|i| format!("%{}", i.0)).collect();
+            write!(f, "%{} = {}({})", id.0, node.op.name(), inputs.join(", "))?;
+            writeln!(f, " : {} {}  # {}", node.dtype, self.symbols.show(&node.dims), self.name(id))?;
+        }
+        let outputs: Vec<String> = self.outputs.iter().map(|o| format!("%{}", o.0)).collect();
+        writeln!(f, "return {}", outputs.join(", "))
+    }
+}

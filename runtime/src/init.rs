@@ -1,0 +1,67 @@
+//! What variables hold at first: a function of the seed and the variable's name alone, so that neither the order of
+//! declarations nor the model around a layer changes its weights.
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::memory::{Memory, Region};
+use slabwise_kernels::random::{philox, unit};
+use slabwise_kernels::scalar::Value;
+
+use crate::graph::VariableInfo;
+use crate::params::Init;
+
+/// FNV-1a, 64 bits: a stable number for a name.
+fn hash(name: &str) -> u64 {
+    name.bytes().fold(0xCBF2_9CE4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3))
+}
+
+/// Four uniform numbers in [0, 1) for block `at` of a variable.
+fn block(seed: u64, name: u64, at: usize) -> [f32; 4] {
+    let key = [seed as u32, (seed >> 32) as u32];
+    philox([at as u32, (at as u64 >> 32) as u32, name as u32, (name >> 32) as u32], key).map(unit)
+}
+
+/// Fills a new variable's region.
+pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: &Region) {
+    let name = hash(&info.name);
+    match (info.init, info.dtype) {
+        (Init::RandomState, _) => {
+            let state = [seed as u32 as i32, (seed >> 32) as u32 as i32, 0];
+            for (slot, value) in memory.elements_mut::<i32>(region).iter_mut().zip(state) {
+                *slot = value;
+            }
+        }
+        (Init::Uniform { low, high }, DType::F32) => {
+            for (at, four) in memory.elements_mut::<f32>(region).chunks_mut(4).enumerate() {
+                for (slot, u) in four.iter_mut().zip(block(seed, name, at)) {
+                    *slot = low + (high - low) * u;
+                }
+            }
+        }
+        (Init::Normal { mean, std }, DType::F32) => {
+            for (at, four) in memory.elements_mut::<f32>(region).chunks_mut(4).enumerate() {
+                let u = block(seed, name, at);
+                // Box and Muller (1958); 1 − u is in (0, 1], where the logarithm is finite.
+                let pair = |a: f32, b: f32| {
+                    let (r, angle) = ((-2.0 * f64::from(1.0 - a).ln()).sqrt(), std::f64::consts::TAU * f64::from(b));
+                    [(r * angle.cos()) as f32, (r * angle.sin()) as f32]
+                };
+                let normals = [pair(u[0], u[1]), pair(u[2], u[3])].concat();
+                for (slot, z) in four.iter_mut().zip(normals) {
+                    *slot = mean + std * z;
+                }
+            }
+        }
+        (Init::Constant(value), _) => constant(value, info.dtype, memory, region),
+        // A random initial value of integers has no use; the declaration refuses it, zero is what it would be.
+        (Init::Uniform { .. } | Init::Normal { .. }, _) => constant(0.0, info.dtype, memory, region),
+    }
+}
+
+fn constant(value: f32, dtype: DType, memory: &mut Memory, region: &Region) {
+    match Value::F32(value).cast(dtype.lane()) {
+        Value::F32(v) => memory.elements_mut::<f32>(region).fill(v),
+        Value::I32(v) if dtype == DType::U8 => memory.bytes_mut(region).fill(v.clamp(0, 255) as u8),
+        Value::I32(v) => memory.elements_mut::<i32>(region).fill(v),
+        Value::Bool(v) => memory.bytes_mut(region).fill(u8::from(v)),
+    }
+}

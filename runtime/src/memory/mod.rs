@@ -1,0 +1,3 @@
+//! Where buffers live that have no place in a plan.
+
+pub mod pool;

@@ -1,0 +1,22 @@
+//! Layers: plain structs that hold parameters and say how a tensor passes through them. Names, shapes and first values of
+//! weights are those of PyTorch, so that weight files fit.
+//!
+//! The layers here are `#[track_caller]`, so that a mistake names the line of the model, not a line of this library.
+
+mod conv;
+mod linear;
+mod plain;
+mod sequential;
+
+pub use conv::Conv2d;
+pub use linear::Linear;
+pub use plain::{AvgPool2d, Dropout, Flatten, Gelu, GlobalAvgPool, MaxPool2d, Relu, Sigmoid, Silu, Tanh};
+pub use sequential::Sequential;
+
+use crate::tensor::Tensor;
+
+/// Something a tensor can be [applied](Tensor::apply) to.
+pub trait Module {
+    /// The result for `x`.
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t>;
+}

@@ -1,0 +1,43 @@
+//! Layers without weights.
+
+use super::Module;
+use crate::tensor::Tensor;
+
+macro_rules! plain {
+    ($($(#[$doc:meta])* $name:ident $(($field:ty))? |$x:ident $(, $value:ident)?| $body:expr;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name $((pub $field))?;
+
+        impl Module for $name {
+            #[track_caller]
+            fn forward<'t>(&self, $x: Tensor<'t>) -> Tensor<'t> {
+                $(let $name($value) = *self;)?
+                $body
+            }
+        }
+    )*};
+}
+
+plain! {
+    /// See [`Tensor::relu`].
+    Relu |x| x.relu();
+    /// See [`Tensor::gelu`].
+    Gelu |x| x.gelu();
+    /// See [`Tensor::silu`].
+    Silu |x| x.silu();
+    /// See [`Tensor::tanh`].
+    Tanh |x| x.tanh();
+    /// See [`Tensor::sigmoid`].
+    Sigmoid |x| x.sigmoid();
+    /// See [`Tensor::global_avg_pool`].
+    GlobalAvgPool |x| x.global_avg_pool();
+    /// Joins the axes from the given one on; see [`Tensor::flatten`].
+    Flatten(usize) |x, from| x.flatten(from);
+    /// Drops with the given probability; see [`Tensor::dropout`].
+    Dropout(f32) |x, p| x.dropout(p);
+    /// Windows of the given size, side by side; see [`Tensor::max_pool2d`].
+    MaxPool2d(usize) |x, k| x.max_pool2d(k);
+    /// Windows of the given size, side by side; see [`Tensor::avg_pool2d`].
+    AvgPool2d(usize) |x, k| x.avg_pool2d(k);
+}

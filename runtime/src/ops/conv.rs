@@ -1,0 +1,94 @@
+//! Two-dimensional convolution and its two gradients. The three form a closed family: each is linear in both operands, and
+//! the gradient of one is made of the others.
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Dims;
+use smallvec::SmallVec;
+
+use super::rules::{Given, Gradients, Rule};
+use super::{Emit, NodeId, Op};
+use crate::shape::Symbols;
+
+/// How a convolution's kernel moves over the image: rows, columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConvGeometry {
+    /// Distance between neighbouring results.
+    pub stride: [usize; 2],
+    /// Zeros on each side.
+    pub pad: [usize; 2],
+    /// Distance between kernel elements.
+    pub dilation: [usize; 2],
+    /// Channel groups that do not mix.
+    pub groups: usize,
+}
+
+impl Default for ConvGeometry {
+    fn default() -> Self {
+        ConvGeometry { stride: [1, 1], pad: [0, 0], dilation: [1, 1], groups: 1 }
+    }
+}
+
+/// The length of a windowed axis: windows of `k` elements `dilation` apart, every `stride`, over `n` elements with `pad` zeros
+/// on both sides; `None` if no window fits or the numbers overflow.
+pub(super) fn windows(n: i64, k: usize, stride: usize, pad: usize, dilation: usize) -> Option<i64> {
+    let int = |n: usize| i64::try_from(n).ok();
+    let span = int(dilation)?.checked_mul(int(k)?.checked_sub(1)?)?.checked_add(1)?;
+    let room = n.checked_add(int(pad)?.checked_mul(2)?)?.checked_sub(span)?;
+    (k > 0 && room >= 0 && stride > 0).then(|| room / int(stride).unwrap_or(i64::MAX) + 1)
+}
+
+pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) -> Rule {
+    let (x, w) = (given[0], given[1]);
+    let say = |why: String| Err(format!("conv2d {} with weight {}: {why}", symbols.show(x.dims), symbols.show(w.dims)));
+    if x.dims.len() != 4 || w.dims.len() != 4 {
+        return say("image [n, channels, h, w] and weight [out, in/groups, kh, kw] are needed".into());
+    }
+    if x.dtype != DType::F32 || w.dtype != DType::F32 {
+        return say(format!("types are {} and {}, not f32", x.dtype, w.dtype));
+    }
+    if c.groups == 0 || c.stride.contains(&0) || c.dilation.contains(&0) {
+        return say("groups, stride and dilation are at least 1".into());
+    }
+    let fixed: Option<Vec<i64>> = x.dims[1..].iter().chain(w.dims).map(|d| d.as_fixed()).collect();
+    let Some([ci, h, wd, co, per_group, kh, kw]) = fixed.as_deref().and_then(|f| <[i64; 7]>::try_from(f).ok()) else {
+        return say("only the batch may be of bounded length".into());
+    };
+    let groups = i64::try_from(c.groups).unwrap_or(i64::MAX);
+    if Some(ci) != per_group.checked_mul(groups) || co % groups != 0 {
+        return say(format!("{ci} channels in {groups} groups do not match a weight for {per_group} channels a group and {co} results"));
+    }
+    let axis = |n: i64, k: i64, i: usize| windows(n, usize::try_from(k).unwrap_or(0), c.stride[i], c.pad[i], c.dilation[i]);
+    let (Some(oh), Some(ow)) = (axis(h, kh, 0), axis(wd, kw, 1)) else {
+        return say(format!("the {kh}×{kw} kernel does not fit in {h}×{wd} with padding {}×{}", c.pad[0], c.pad[1]));
+    };
+    Ok((DType::F32, Dims::from_slice(&[x.dims[0], Size::fixed(co), Size::fixed(oh), Size::fixed(ow)])))
+}
+
+fn emit_like(g: &mut dyn Emit, op: Op, inputs: &[NodeId], like: NodeId) -> NodeId {
+    let dims = g.dims(like).clone();
+    g.emit(op, inputs, DType::F32, dims)
+}
+
+pub(super) fn gradient(g: &mut dyn Emit, c: &ConvGeometry, inputs: &[NodeId], dy: NodeId, wanted: &[bool]) -> Gradients {
+    let (x, w) = (inputs[0], inputs[1]);
+    let dx = wanted[0].then(|| emit_like(g, Op::Conv2dInputGrad(*c), &[dy, w], x));
+    let dw = wanted[1].then(|| emit_like(g, Op::Conv2dWeightGrad(*c), &[x, dy], w));
+    SmallVec::from_iter([dx, dw])
+}
+
+/// dx = InputGrad(dy, w): with an upstream `d` of dx's shape, ∂/∂dy = Conv(d, w) and ∂/∂w = WeightGrad(d, dy).
+pub(super) fn gradient_of_input_grad(g: &mut dyn Emit, c: &ConvGeometry, inputs: &[NodeId], d: NodeId, wanted: &[bool]) -> Gradients {
+    let (dy, w) = (inputs[0], inputs[1]);
+    let to_dy = wanted[0].then(|| emit_like(g, Op::Conv2d(*c), &[d, w], dy));
+    let to_w = wanted[1].then(|| emit_like(g, Op::Conv2dWeightGrad(*c), &[d, dy], w));
+    SmallVec::from_iter([to_dy, to_w])
+}
+
+/// dw = WeightGrad(x, dy): with an upstream `d` of dw's shape, ∂/∂x = InputGrad(dy, d) and ∂/∂dy = Conv(x, d).
+pub(super) fn gradient_of_weight_grad(g: &mut dyn Emit, c: &ConvGeometry, inputs: &[NodeId], d: NodeId, wanted: &[bool]) -> Gradients {
+    let (x, dy) = (inputs[0], inputs[1]);
+    let to_x = wanted[0].then(|| emit_like(g, Op::Conv2dInputGrad(*c), &[dy, d], x));
+    let to_dy = wanted[1].then(|| emit_like(g, Op::Conv2d(*c), &[x, d], dy));
+    SmallVec::from_iter([to_x, to_dy])
+}

@@ -1,0 +1,45 @@
+//! Batched matrix products.
+
+use smallvec::SmallVec;
+
+use super::rules::{Given, Gradients, Rule};
+use super::{Emit, NodeId};
+use crate::shape::Symbols;
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::spec::Dims;
+
+pub(super) fn infer(given: &[Given<'_>], symbols: &Symbols) -> Rule {
+    let (a, b) = (given[0], given[1]);
+    let say = |why: String| Err(format!("matmul {} × {}: {why}", symbols.show(a.dims), symbols.show(b.dims)));
+    let rank = a.dims.len();
+    if rank < 2 || b.dims.len() != rank {
+        return say("both need at least two axes, and equally many".into());
+    }
+    if a.dtype != DType::F32 || b.dtype != DType::F32 {
+        return say(format!("types are {} and {}, not f32", a.dtype, b.dtype));
+    }
+    let (k, l) = (a.dims[rank - 1], b.dims[rank - 2]);
+    if k != l {
+        return say(format!("inner dimensions {} and {} differ", k.show(|s| symbols.name(s)), l.show(|s| symbols.name(s))));
+    }
+    if a.dims[..rank - 2] != b.dims[..rank - 2] {
+        return say("batch dimensions differ".into());
+    }
+    let mut dims = Dims::from_slice(a.dims);
+    dims[rank - 1] = b.dims[rank - 1];
+    Ok((DType::F32, dims))
+}
+
+/// dA = dY·Bᵀ, dB = Aᵀ·dY.
+pub(super) fn gradient(g: &mut dyn Emit, inputs: &[NodeId], dy: NodeId, wanted: &[bool]) -> Gradients {
+    let (a, b) = (inputs[0], inputs[1]);
+    let da = wanted[0].then(|| {
+        let bt = g.transpose(b);
+        g.matmul(dy, bt)
+    });
+    let db = wanted[1].then(|| {
+        let at = g.transpose(a);
+        g.matmul(at, dy)
+    });
+    SmallVec::from_iter([da, db])
+}

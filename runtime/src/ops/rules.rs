@@ -1,0 +1,84 @@
+//! The rules of every operation in one place each: what it accepts and gives, and its gradient.
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::{Dims, PoolKind};
+use smallvec::SmallVec;
+
+use super::{Emit, NodeId, Op, conv, index, matmul, pool, reduce, scalar, view};
+use crate::shape::Symbols;
+
+/// The type and shape of an operand.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// Its type.
+    pub dtype: DType,
+    /// Its shape.
+    pub dims: &'a [Size],
+}
+
+/// What an operation gives: its type and shape; or what is wrong, in words that name the shapes.
+pub type Rule = Result<(DType, Dims), String>;
+
+/// The gradient of each operand, `None` where there is none.
+pub type Gradients = SmallVec<[Option<NodeId>; 3]>;
+
+/// The type and shape of a node, from its operands. Where the shape is part of the node (a reshape, an input) `declared` is
+/// that shape and is checked instead.
+pub fn infer(op: &Op, given: &[Given<'_>], declared: (DType, &Dims), symbols: &Symbols) -> Rule {
+    let (dtype, dims) = declared;
+    let as_declared = || Ok((dtype, dims.clone()));
+    match op {
+        Op::Input(_) | Op::Variable(_) => as_declared(),
+        Op::Const(value) if dtype.lane() == value.lane() && dims.is_empty() => as_declared(),
+        Op::Const(value) => Err(format!("const {value:?} declared as {dtype} of rank {}", dims.len())),
+        Op::Size(_) => Ok((DType::I32, Dims::new())),
+        Op::Index(strides) if dtype == DType::I32 && strides.len() == dims.len() => as_declared(),
+        Op::Index(_) => Err("index: one stride per axis, of type i32".into()),
+        Op::Uniform { .. } => Ok((DType::F32, Dims::from_slice(given[1].dims))),
+        Op::Scalar(op) => scalar::infer(*op, given, symbols),
+        Op::Cast(to) => Ok((*to, Dims::from_slice(given[0].dims))),
+        Op::Copy => Ok((given[0].dtype, Dims::from_slice(given[0].dims))),
+        Op::Reduce(op, axes) => reduce::infer(*op, axes, given[0]),
+        Op::Matmul => matmul::infer(given, symbols),
+        Op::Conv2d(geometry) => conv::infer(geometry, given, symbols),
+        Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_) | Op::Pool2dGrad(..) => as_declared(),
+        Op::Pool2d(kind, window) => pool::infer(*kind, window, given[0], symbols),
+        Op::Gather { axis } => index::infer_gather(*axis, given, symbols),
+        Op::ScatterAdd { .. } => as_declared(),
+        Op::Reshape => view::infer_reshape(given[0], dims, symbols),
+        Op::Permute(axes) => view::infer_permute(axes, given[0]),
+        Op::Expand => view::infer_expand(given[0], dims, symbols),
+        Op::Slice { .. } | Op::Pad { .. } => Ok((given[0].dtype, dims.clone())),
+        Op::Concat { axis } => view::infer_concat(*axis, given, symbols),
+        Op::CheckIndex { .. } | Op::Assign(_) => Ok((given[0].dtype, Dims::from_slice(given[0].dims))),
+    }
+}
+
+/// What the gradient `dy` of a node's value gives its operands. `wanted` says for which operands it is asked.
+pub fn gradient(g: &mut dyn Emit, op: &Op, node: NodeId, inputs: &[NodeId], dy: NodeId, wanted: &[bool]) -> Gradients {
+    let one = |id: NodeId| SmallVec::from_iter([Some(id)]);
+    match op {
+        Op::Input(_) | Op::Variable(_) | Op::Const(_) | Op::Size(_) | Op::Index(_) | Op::Uniform { .. } => Gradients::new(),
+        Op::CheckIndex { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => SmallVec::from_elem(None, inputs.len()),
+        Op::Scalar(op) => scalar::gradient(g, *op, node, inputs, dy, wanted),
+        // Only float to float carries a gradient; there is one float type.
+        Op::Cast(_) => SmallVec::from_iter([g.dtype(inputs[0]).is_float().then_some(dy)]),
+        Op::Copy => one(dy),
+        Op::Reduce(op, axes) => reduce::gradient(g, *op, axes, node, inputs[0], dy),
+        Op::Matmul => matmul::gradient(g, inputs, dy, wanted),
+        Op::Conv2d(geometry) => conv::gradient(g, geometry, inputs, dy, wanted),
+        Op::Conv2dInputGrad(geometry) => conv::gradient_of_input_grad(g, geometry, inputs, dy, wanted),
+        Op::Conv2dWeightGrad(geometry) => conv::gradient_of_weight_grad(g, geometry, inputs, dy, wanted),
+        Op::Pool2d(kind, window) => pool::gradient(g, *kind, window, inputs[0], dy),
+        Op::Pool2dGrad(kind, window) => pool::gradient_of_grad(g, *kind, window, inputs, dy),
+        Op::Gather { axis } => index::gradient_of_gather(g, *axis, inputs, dy),
+        Op::ScatterAdd { axis } => index::gradient_of_scatter(g, *axis, inputs, dy),
+        Op::Reshape => one(view::back_through_reshape(g, inputs[0], dy)),
+        Op::Permute(axes) => one(view::back_through_permute(g, axes, dy)),
+        Op::Expand => one(view::back_through_expand(g, inputs[0], dy)),
+        Op::Slice { start, step } => one(view::back_through_slice(g, start, step, inputs[0], dy)),
+        Op::Concat { axis } => view::back_through_concat(g, *axis, inputs, dy),
+        Op::Pad { start, step, .. } => one(view::back_through_pad(g, start, step, inputs[0], dy)),
+    }
+}

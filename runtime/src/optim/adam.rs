@@ -1,0 +1,124 @@
+//! Adam and AdamW.
+
+use slabwise_kernels::dtype::DType;
+
+use super::{Optimizer, Schedule, Weight, at_least_zero, below_one};
+use crate::tensor::Tensor;
+use crate::trace::Trace;
+
+/// Adam (Kingma & Ba 2015). With gradient g, weight w, rate η, step t = 1, 2, …:
+///
+/// ```text
+/// m ← β₁·m + (1 − β₁)·g        the state "adam.m.<weight>"
+/// v ← β₂·v + (1 − β₂)·g²       the state "adam.v.<weight>"
+/// w ← w − η/(1 − β₁ᵗ) · m / (√v / √(1 − β₂ᵗ) + ε)
+/// ```
+///
+/// ε stands outside of the root, as in PyTorch.
+#[derive(Clone, Debug)]
+pub struct Adam(Moments);
+
+/// Adam with decoupled weight decay (Loshchilov & Hutter 2019): like [`Adam`], but first w ← w − η·λ·w. Its states are
+/// `adamw.m.<weight>` and `adamw.v.<weight>`.
+#[derive(Clone, Debug)]
+pub struct AdamW(Moments);
+
+#[derive(Clone, Debug)]
+struct Moments {
+    name: &'static str,
+    rate: Schedule,
+    betas: [f64; 2],
+    eps: f64,
+    weight_decay: f64,
+}
+
+impl Adam {
+    /// With β = 0.9, 0.999 and ε = 1e-8.
+    pub fn new(rate: impl Into<Schedule>) -> Self {
+        Adam(Moments { name: "adam", rate: rate.into(), betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0 })
+    }
+}
+
+impl AdamW {
+    /// With β = 0.9, 0.999, ε = 1e-8 and λ = 0.01.
+    pub fn new(rate: impl Into<Schedule>) -> Self {
+        AdamW(Moments { name: "adamw", rate: rate.into(), betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.01 })
+    }
+
+    /// With this λ.
+    pub fn weight_decay(mut self, weight_decay: f64) -> Self {
+        self.0.weight_decay = weight_decay;
+        self
+    }
+}
+
+macro_rules! moments {
+    ($($name:ident),*) => {$(
+        impl $name {
+            /// With these decay rates of the two averages.
+            pub fn betas(mut self, first: f64, second: f64) -> Self {
+                self.0.betas = [first, second];
+                self
+            }
+
+            /// With this ε.
+            pub fn eps(mut self, eps: f64) -> Self {
+                self.0.eps = eps;
+                self
+            }
+        }
+
+        impl Optimizer for $name {
+            fn check(&self) -> Result<(), String> {
+                self.0.check()
+            }
+
+            fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
+                self.0.update(trace, weights);
+            }
+        }
+    )*};
+}
+moments!(Adam, AdamW);
+
+impl Moments {
+    fn check(&self) -> Result<(), String> {
+        let name = self.name;
+        self.rate.check().map_err(|why| format!("{name}: {why}"))?;
+        below_one(&format!("{name}: β₁"), self.betas[0])?;
+        below_one(&format!("{name}: β₂"), self.betas[1])?;
+        at_least_zero(&format!("{name}: ε"), self.eps)?;
+        at_least_zero(&format!("{name}: the weight decay"), self.weight_decay)
+    }
+
+    fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
+        let rate = self.rate.rate(trace);
+        // What all weights share is computed once, on scalars.
+        let t = (trace.completed_steps() + 1).cast(DType::F32);
+        let [first, second] = self.betas.map(|beta| correction(t, beta));
+        let step = rate / first;
+        let root = second.sqrt();
+        let kept = (self.weight_decay != 0.0).then(|| 1.0 - rate * self.weight_decay as f32);
+        for weight in weights {
+            let (w, g) = (weight.value(), weight.gradient());
+            let m = self.average(weight, "m", self.betas[0], g);
+            let v = self.average(weight, "v", self.betas[1], g.square());
+            let change = m / (v.sqrt() / root + self.eps as f32) * step;
+            let w = kept.map_or(w, |kept| w * kept);
+            weight.set(w - change);
+        }
+    }
+
+    /// average ← β·average + (1 − β)·value
+    fn average<'t>(&self, weight: &Weight<'t>, slot: &str, beta: f64, value: Tensor<'t>) -> Tensor<'t> {
+        let state = weight.state(&format!("{}.{slot}", self.name));
+        let next = state.value() * beta as f32 + value * (1.0 - beta) as f32;
+        state.set(next);
+        next
+    }
+}
+
+/// 1 − βᵗ. For β close to 1 this is a small difference of large numbers, hence −(e^{t·ln β} − 1), with ln β taken in f64.
+fn correction(t: Tensor<'_>, beta: f64) -> Tensor<'_> {
+    -(t * beta.ln() as f32).expm1()
+}

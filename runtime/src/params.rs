@@ -1,0 +1,331 @@
+//! Declarations of named parameters: nothing is allocated here.
+
+use std::fmt;
+use std::ops::Div;
+use std::panic::Location;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use slabwise_kernels::size::Size;
+
+use crate::error::Mistake;
+use crate::shape::{Dim, Dims, Shape};
+
+/// What a variable holds before it is first written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// One value everywhere.
+    Constant(f32),
+    /// Uniform in `low..high`, keyed by the seed and the variable's name.
+    Uniform {
+        /// The least value.
+        low: f32,
+        /// The bound above.
+        high: f32,
+    },
+    /// Normal, keyed by the seed and the variable's name.
+    Normal {
+        /// The mean.
+        mean: f32,
+        /// The standard deviation.
+        std: f32,
+    },
+    /// The random state: seed low, seed high, step 0 (i32 `[3]`).
+    RandomState,
+}
+
+impl Init {
+    /// Uniform in ±1/√`fan_in`: Kaiming's uniform initialisation (He et al. 2015) with a = √5, the usual start of linear and
+    /// convolution layers. `fan_in` is the number of inputs that each result sums over; with 0 there is nothing to fill.
+    pub fn kaiming_uniform(fan_in: usize) -> Self {
+        Init::within(1.0 / (fan_in.max(1) as f64).sqrt())
+    }
+
+    /// Normal with standard deviation √(2/`fan_in`), for layers followed by relu (He et al. 2015).
+    pub fn kaiming_normal(fan_in: usize) -> Self {
+        Init::Normal { mean: 0.0, std: (2.0 / fan_in.max(1) as f64).sqrt() as f32 }
+    }
+
+    /// Uniform in ±√(6/(`fan_in` + `fan_out`)) (Glorot & Bengio 2010).
+    pub fn xavier_uniform(fan_in: usize, fan_out: usize) -> Self {
+        Init::within((6.0 / (fan_in as f64 + fan_out as f64).max(1.0)).sqrt())
+    }
+
+    /// Normal with standard deviation √(2/(`fan_in` + `fan_out`)) (Glorot & Bengio 2010).
+    pub fn xavier_normal(fan_in: usize, fan_out: usize) -> Self {
+        Init::Normal { mean: 0.0, std: (2.0 / (fan_in as f64 + fan_out as f64).max(1.0)).sqrt() as f32 }
+    }
+
+    fn within(bound: f64) -> Self {
+        Init::Uniform { low: -bound as f32, high: bound as f32 }
+    }
+
+    /// What is wrong with these numbers, if anything is.
+    pub(crate) fn fault(&self) -> Option<String> {
+        match *self {
+            Init::Uniform { low, high } if !(low.is_finite() && high.is_finite() && low <= high) => {
+                Some(format!("cannot be uniform between {low} and {high}"))
+            }
+            Init::Normal { mean, std } if !(mean.is_finite() && std.is_finite() && std >= 0.0) => {
+                Some(format!("cannot be normal with mean {mean} and standard deviation {std}"))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The named parameters of a model: a declaration of each, with the seed that their first values come from. Clones share
+/// the declarations.
+#[derive(Clone)]
+pub struct Params {
+    seed: u64,
+    registry: Arc<Mutex<Registry>>,
+}
+
+#[derive(Default)]
+struct Registry {
+    /// In the order of declaration.
+    declared: Vec<Param>,
+    mistakes: Vec<Mistake>,
+}
+
+impl Params {
+    /// No parameters yet; their first values will follow from `seed` and their names.
+    pub fn seeded(seed: u64) -> Self {
+        Params { seed, registry: Arc::default() }
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The scope whose parameters have no prefix.
+    pub fn root(&self) -> Scope {
+        Scope { params: self.clone(), path: Arc::from("") }
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        // Nothing panics while the lock is held; if something did, the declarations would still be whole.
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every parameter, in the order of declaration.
+    pub fn declared(&self) -> Vec<Param> {
+        self.registry().declared.clone()
+    }
+
+    /// The mistakes of declarations so far.
+    pub fn mistakes(&self) -> Vec<Mistake> {
+        self.registry().mistakes.clone()
+    }
+
+    /// Whether both are clones of one.
+    pub(crate) fn same(&self, other: &Params) -> bool {
+        Arc::ptr_eq(&self.registry, &other.registry)
+    }
+}
+
+impl fmt::Debug for Params {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let registry = self.registry();
+        f.debug_struct("Params").field("seed", &self.seed).field("declared", &registry.declared.len()).finish()
+    }
+}
+
+/// A place in the tree of names. `&scope / "name"` is the place below; the path, joined with dots, is the prefix of the
+/// parameters' names, which are their keys in a weight file.
+#[derive(Clone, Debug)]
+pub struct Scope {
+    params: Params,
+    path: Arc<str>,
+}
+
+impl Scope {
+    /// The path, such as `body.conv2`; empty at the root.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    fn join(&self, name: &str) -> Arc<str> {
+        if self.path.is_empty() { Arc::from(name) } else { Arc::from(format!("{}.{name}", self.path)) }
+    }
+
+    /// Declares an f32 parameter here. Declaring it again with the same shape gives the same parameter: weights are shared
+    /// by name. Another shape under the same name, an empty name, and a negative or bounded length are mistakes that
+    /// `compile` returns.
+    #[track_caller]
+    pub fn param(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
+        let param = self.describe(name, shape.into(), init);
+        let mut registry = self.params.registry();
+        match registry.declared.iter().find(|p| p.name == param.name).map(|p| p.dims.clone()) {
+            None => registry.declared.push(param.clone()),
+            Some(dims) if dims == param.dims => {}
+            Some(dims) => {
+                drop(registry);
+                let (a, b) = (show(&dims), show(&param.dims));
+                self.mistake(format!("parameter \"{}\" is declared as {a} and as {b}", param.name));
+            }
+        }
+        param
+    }
+
+    /// Declares a parameter in the place of one of this name: for layers whose options change their weights.
+    #[track_caller]
+    pub(crate) fn redeclare(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
+        let param = self.describe(name, shape.into(), init);
+        let mut registry = self.params.registry();
+        if let Some(slot) = registry.declared.iter_mut().find(|p| p.name == param.name) {
+            *slot = param.clone();
+        }
+        param
+    }
+
+    /// Takes a declaration back.
+    pub(crate) fn retract(&self, param: &Param) {
+        self.params.registry().declared.retain(|p| p.name != param.name);
+    }
+
+    /// Records what is wrong with a declaration.
+    #[track_caller]
+    pub(crate) fn mistake(&self, message: String) {
+        let mistake = Mistake { location: Location::caller(), layer: self.path.to_string(), message };
+        self.params.registry().mistakes.push(mistake);
+    }
+
+    #[track_caller]
+    fn describe(&self, name: &str, shape: Shape, init: Init) -> Param {
+        let path = self.join(name);
+        if name.is_empty() {
+            self.mistake("a parameter needs a name".into());
+        }
+        if let Some(fault) = init.fault() {
+            self.mistake(format!("parameter \"{path}\" {fault}"));
+        }
+        let mut dims = Dims::new();
+        for dim in shape.dims() {
+            match *dim {
+                Dim::Fixed(n) if n >= 0 => dims.push(Size::fixed(n)),
+                Dim::Fixed(n) => self.mistake(format!("parameter \"{path}\" has the negative length {n}")),
+                Dim::Bounded { name, .. } => {
+                    self.mistake(format!("parameter \"{path}\" has the bounded length {name}: lengths of parameters are fixed"));
+                }
+            }
+        }
+        Param { name: path, scope: self.clone(), dims, init }
+    }
+}
+
+impl Div<&str> for &Scope {
+    type Output = Scope;
+    fn div(self, name: &str) -> Scope {
+        Scope { params: self.params.clone(), path: self.join(name) }
+    }
+}
+
+impl Div<&str> for Scope {
+    type Output = Scope;
+    fn div(self, name: &str) -> Scope {
+        &self / name
+    }
+}
+
+/// A declared parameter, of type f32. Layers keep it; a trace reads it.
+#[derive(Clone)]
+pub struct Param {
+    name: Arc<str>,
+    scope: Scope,
+    dims: Dims,
+    init: Init,
+}
+
+impl Param {
+    /// Its full name, which is its key in a weight file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it holds at first.
+    pub fn init(&self) -> Init {
+        self.init
+    }
+
+    /// The length of each axis.
+    pub fn dims(&self) -> Vec<usize> {
+        self.dims.iter().map(|d| d.as_fixed().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
+    }
+
+    pub(crate) fn shared_name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    pub(crate) fn sizes(&self) -> &Dims {
+        &self.dims
+    }
+
+    /// The path of the layer it belongs to.
+    pub(crate) fn layer(&self) -> &Arc<str> {
+        &self.scope.path
+    }
+
+    pub(crate) fn params(&self) -> &Params {
+        &self.scope.params
+    }
+}
+
+impl fmt::Debug for Param {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name, show(&self.dims))
+    }
+}
+
+fn show(dims: &[Size]) -> String {
+    crate::shape::Symbols::default().show(dims).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_join_with_dots_and_share_by_name() {
+        let params = Params::seeded(1);
+        let body = &params.root() / "body";
+        let a = (body.clone() / "conv").param("weight", (3, 4), Init::Constant(0.0));
+        let b = (&body / "conv").param("weight", (3, 4), Init::Constant(0.0));
+        assert_eq!((a.name(), b.name()), ("body.conv.weight", "body.conv.weight"));
+        assert_eq!(a.dims(), [3, 4]);
+        assert_eq!(params.declared().len(), 1);
+        assert!(params.mistakes().is_empty());
+    }
+
+    #[test]
+    fn every_bad_declaration_is_reported_at_its_line() {
+        let params = Params::seeded(1);
+        let at = &params.root() / "head";
+        at.param("weight", (3, 4), Init::Constant(0.0));
+        let line = line!() + 1;
+        at.param("weight", (4, 3), Init::Constant(0.0));
+        at.param("bias", (-2,), Init::Constant(0.0));
+        at.param("scale", (Dim::bounded("batch", 8),), Init::Constant(0.0));
+        at.param("noise", (8,), Init::Normal { mean: 0.0, std: f32::NAN });
+        let found: Vec<String> = params.mistakes().iter().map(ToString::to_string).collect();
+        let expected = [
+            "parameter \"head.weight\" is declared as [3, 4] and as [4, 3]",
+            "parameter \"head.bias\" has the negative length -2",
+            "parameter \"head.scale\" has the bounded length batch: lengths of parameters are fixed",
+            "parameter \"head.noise\" cannot be normal with mean 0 and standard deviation NaN",
+        ];
+        let expected: Vec<String> =
+            expected.iter().zip(line..).map(|(text, line)| format!("{}:{line}: {text} (in \"head\")", file!())).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn initial_ranges_follow_the_published_formulas() {
+        assert_eq!(Init::kaiming_uniform(784), Init::Uniform { low: -1.0 / 28.0, high: 1.0 / 28.0 });
+        assert_eq!(Init::kaiming_normal(8), Init::Normal { mean: 0.0, std: 0.5 });
+        assert_eq!(Init::xavier_uniform(2, 4), Init::Uniform { low: -1.0, high: 1.0 });
+        assert_eq!(Init::xavier_normal(3, 5), Init::Normal { mean: 0.0, std: 0.5 });
+        assert_eq!(Init::kaiming_uniform(0).fault(), None);
+    }
+}

@@ -1,0 +1,225 @@
+//! Where values lie: views resolved to the buffer they look at, and copies inserted where no view can do.
+
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Dims;
+use smallvec::SmallVec;
+
+use crate::graph::Graph;
+use crate::ops::{Emit, NodeId, Op};
+
+/// How a value is found in the buffer of another node: element `offset + Σ coordinateᵢ · stridesᵢ`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct View {
+    /// The node whose buffer it is; not a view itself.
+    pub base: NodeId,
+    /// Elements before the first.
+    pub offset: Size,
+    /// Elements between neighbours, per axis of the value.
+    pub strides: Dims,
+}
+
+/// For each axis of a base node, the axis of the value that runs along it; `None` for axes of length 1.
+pub(super) type AxisMap = SmallVec<[Option<u8>; 6]>;
+
+/// Row-major strides of a contiguous buffer, or `None` where one has no form as a size.
+pub(super) fn contiguous(dims: &[Size]) -> Option<Dims> {
+    let mut strides: Dims = SmallVec::from_elem(Size::ONE, dims.len());
+    let mut stride = Size::ONE;
+    for (slot, &dim) in strides.iter_mut().zip(dims).rev() {
+        *slot = stride;
+        stride = stride.checked_mul(dim)?;
+    }
+    Some(strides)
+}
+
+/// Follows views down to the buffer; `None` if a reshape on the way has no strides.
+pub(super) fn view(graph: &Graph, id: NodeId) -> Option<View> {
+    let node = graph.node(id);
+    if !node.op.is_view() {
+        let strides = if let Op::Index(strides) = &node.op { strides.clone() } else { contiguous(&node.dims)? };
+        return Some(View { base: id, offset: Size::ZERO, strides });
+    }
+    let input = node.inputs[0];
+    let from = &graph.node(input).dims;
+    let mut v = view(graph, input)?;
+    match &node.op {
+        Op::Permute(axes) => v.strides = axes.iter().map(|&a| v.strides[a]).collect(),
+        Op::Expand => {
+            for (stride, (a, b)) in v.strides.iter_mut().zip(from.iter().zip(&node.dims)) {
+                if a != b {
+                    *stride = Size::ZERO;
+                }
+            }
+        }
+        Op::Slice { start, step } => {
+            for (i, stride) in v.strides.iter_mut().enumerate() {
+                v.offset = v.offset.checked_add(start[i].checked_mul(*stride)?)?;
+                *stride = stride.checked_mul(Size::from(step[i]))?;
+            }
+        }
+        _ => v.strides = reshape_strides(graph, from, &v.strides, &node.dims)?,
+    }
+    Some(v)
+}
+
+/// The strides that walk a strided buffer under another shape of as many elements, if there are any: groups of axes with
+/// equal products must be contiguous within themselves.
+fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Option<Dims> {
+    let bounds = graph.symbols.bounds();
+    let mut result: Dims = SmallVec::from_elem(Size::ZERO, to.len());
+    let old: SmallVec<[usize; 6]> = (0..from.len()).filter(|&i| !from[i].is(1)).collect();
+    let new: SmallVec<[usize; 6]> = (0..to.len()).filter(|&i| !to[i].is(1)).collect();
+    let (mut i, mut j) = (0, 0);
+    while i < old.len() && j < new.len() {
+        let (first_old, first_new) = (i, j);
+        let (mut a, mut b) = (from[old[i]], to[new[j]]);
+        (i, j) = (i + 1, j + 1);
+        while a != b {
+            if a.at(&bounds) <= b.at(&bounds) && i < old.len() {
+                // Neighbouring old axes merge only if they are contiguous with each other.
+                let (outer, inner) = (old[i - 1], old[i]);
+                if strides[outer] != strides[inner].checked_mul(from[inner])? {
+                    return None;
+                }
+                a = a.checked_mul(from[old[i]])?;
+                i += 1;
+            } else if j < new.len() {
+                b = b.checked_mul(to[new[j]])?;
+                j += 1;
+            } else {
+                return None;
+            }
+        }
+        let mut stride = strides[old[i - 1]];
+        for &axis in new[first_new..j].iter().rev() {
+            result[axis] = stride;
+            stride = stride.checked_mul(to[axis])?;
+        }
+        debug_assert!(first_old < i);
+    }
+    // What is left has length 1 on both sides, or the tensor is empty.
+    (i == old.len() && j == new.len()).then_some(result)
+}
+
+/// Walks up through views that only rename, repeat or insert axes. Returns the node below and, for each of its axes, the
+/// axis of `id` along it. `None` for the map if a view on the way does more than that.
+pub(super) fn trace_axes(graph: &Graph, id: NodeId) -> (NodeId, Option<AxisMap>) {
+    let dims = &graph.node(id).dims;
+    let mut map: Option<AxisMap> = Some((0..dims.len()).map(|i| (!dims[i].is(1)).then_some(i as u8)).collect());
+    let mut at = id;
+    while graph.node(at).op.is_view() {
+        let node = graph.node(at);
+        let input = node.inputs[0];
+        let from = &graph.node(input).dims;
+        map = map.and_then(|map| match &node.op {
+            Op::Permute(axes) => {
+                let mut below: AxisMap = SmallVec::from_elem(None, from.len());
+                for (i, &a) in axes.iter().enumerate() {
+                    below[a] = map[i];
+                }
+                Some(below)
+            }
+            Op::Expand => Some(map.iter().zip(from).map(|(&m, d)| if d.is(1) { None } else { m }).collect()),
+            Op::Reshape => {
+                let wide = |dims: &Dims| (0..dims.len()).filter(|&i| !dims[i].is(1)).collect::<SmallVec<[usize; 6]>>();
+                let (old, new) = (wide(from), wide(&node.dims));
+                let same = old.len() == new.len() && old.iter().zip(&new).all(|(&a, &b)| from[a] == node.dims[b]);
+                same.then(|| {
+                    let mut below: AxisMap = SmallVec::from_elem(None, from.len());
+                    for (&a, &b) in old.iter().zip(&new) {
+                        below[a] = map[b];
+                    }
+                    below
+                })
+            }
+            _ => None,
+        });
+        at = input;
+    }
+    (at, map)
+}
+
+/// Inserts copies where later stages need a value in a buffer of its own: reshapes that no strides can express, parts of a
+/// concatenation or padding that are used elsewhere too, outputs and assigned values that are views or not computed here.
+pub fn legalise(graph: &Graph) -> Graph {
+    let consumers = graph.consumers();
+    let mut is_output = vec![false; graph.nodes.len()];
+    for output in &graph.outputs {
+        is_output[output.at()] = true;
+    }
+    let mut out = Graph { nodes: Vec::with_capacity(graph.nodes.len()), ..graph.clone() };
+    let mut map: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
+    for id in graph.ids() {
+        let node = graph.node(id);
+        let mut inputs: SmallVec<[NodeId; 3]> = node.inputs.iter().map(|i| map[i.at()]).collect();
+        out.current_origin = node.origin;
+        for (k, input) in inputs.iter_mut().enumerate() {
+            let source = node.inputs[k];
+            let needs_own = match &node.op {
+                Op::Concat { .. } | Op::Pad { .. } => {
+                    !is_computed(&graph.node(source).op) || consumers[source.at()].len() > 1 || is_output[source.at()]
+                }
+                // The value must not be changed under the feet of others by being written into a variable.
+                Op::Assign(_) => !is_computed(&graph.node(source).op),
+                Op::Reshape => {
+                    view(&out, *input).is_none_or(|v| reshape_strides(&out, &graph.node(source).dims, &v.strides, &node.dims).is_none())
+                }
+                _ => false,
+            };
+            let pointwise = needs_own || node.op.is_pointwise() || matches!(node.op, Op::Reduce(..) | Op::Uniform { .. });
+            if !node.op.is_view() || needs_own {
+                *input = readable(&mut out, *input, pointwise);
+            }
+            if needs_own {
+                *input = copy(&mut out, *input);
+            }
+        }
+        map.push(out.emit(node.op.clone(), &inputs, node.dtype, node.dims.clone()));
+    }
+    let mut taken = vec![false; graph.nodes.len()];
+    for (at, id) in graph.outputs.iter().enumerate() {
+        let node = graph.node(*id);
+        let own = is_computed(&node.op) || matches!(node.op, Op::Concat { .. } | Op::Pad { .. });
+        // Two outputs of one value get a buffer each: either may be donated or kept on its own.
+        let shared = std::mem::replace(&mut taken[id.at()], true);
+        let value = map[id.at()];
+        out.outputs[at] = if own && !shared {
+            value
+        } else {
+            out.current_origin = node.origin;
+            let value = readable(&mut out, value, true);
+            copy(&mut out, value)
+        };
+    }
+    out
+}
+
+/// A number or an index lies in no buffer: kernels make it themselves. Where a use cannot (operands of anchors, views that
+/// do more than rename and repeat), it gets one.
+fn readable(out: &mut Graph, id: NodeId, pointwise: bool) -> NodeId {
+    let (source, axes) = trace_axes(out, id);
+    let made = matches!(out.node(source).op, Op::Const(_) | Op::Size(_) | Op::Index(_));
+    if made && !(pointwise && axes.is_some()) { over_copy(out, id) } else { id }
+}
+
+/// The same views over a copy of what lies below them.
+fn over_copy(out: &mut Graph, id: NodeId) -> NodeId {
+    let node = out.node(id).clone();
+    if !node.op.is_view() {
+        return copy(out, id);
+    }
+    let below = over_copy(out, node.inputs[0]);
+    out.emit(node.op, &[below], node.dtype, node.dims)
+}
+
+fn copy(out: &mut Graph, id: NodeId) -> NodeId {
+    let node = out.node(id);
+    let (dtype, dims) = (node.dtype, node.dims.clone());
+    out.emit(Op::Copy, &[id], dtype, dims)
+}
+
+/// Whether a node's value is made by a kernel that can write it anywhere.
+pub(super) fn is_computed(op: &Op) -> bool {
+    let leaf = matches!(op, Op::Input(_) | Op::Variable(_) | Op::Const(_) | Op::Size(_) | Op::Index(_));
+    !(leaf || op.is_view() || op.is_effect() || matches!(op, Op::Concat { .. } | Op::Pad { .. }))
+}

@@ -1,0 +1,300 @@
+//! Simplification: the same outputs, assignments and checks from fewer and cheaper nodes.
+//!
+//! The graph is rebuilt node by node, in order; a node is looked at together with its operands, which are simple already,
+//! until a round changes nothing.
+//!
+//! **Exactness**: a rule may change the sign of a zero (x + 0 → x) and the bits of a NaN, and nothing else, with two
+//! exceptions that are at least as accurate: a folded constant is the scalar table's value, and x² is a product, rounded
+//! once, where a kernel's function would be within its tolerance. Rules that would lose an infinity or a NaN (x · 0 → 0) or
+//! sum in another order (a sum of sums) are not here.
+
+mod pool;
+mod scalar;
+mod view;
+
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+use slabwise_kernels::dtype::{DType, Lane};
+use slabwise_kernels::scalar::{ScalarOp, Value};
+use slabwise_kernels::spec::{Dims, ReduceOp};
+use smallvec::SmallVec;
+
+use crate::graph::Graph;
+use crate::ops::{Axes, Emit, NodeId, Op};
+
+/// Which simplifications are made; nodes that nothing needs are dropped in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Simplify {
+    /// One node for equal computations (hash-consing).
+    pub cse: bool,
+    /// Computing with constants now.
+    pub fold: bool,
+    /// Identities of operations, such as x · 1 = x or a slice of a slice.
+    pub algebra: bool,
+}
+
+impl Default for Simplify {
+    fn default() -> Self {
+        Simplify { cse: true, fold: true, algebra: true }
+    }
+}
+
+/// Most rounds; each rule shrinks the graph or moves it towards a normal form, so that a few are enough.
+const ROUNDS: usize = 16;
+
+/// The simplified graph: of the same inputs, variables, symbols and origins, with the outputs in the same order.
+pub fn simplify(graph: &Graph, options: &Simplify) -> Graph {
+    let mut graph = round(graph, options);
+    for _ in 1..ROUNDS {
+        let next = round(&graph, options);
+        let settled = same_nodes(&graph, &next);
+        graph = next;
+        if settled {
+            break;
+        }
+    }
+    debug_assert_eq!(graph.verify(), Ok(()), "simplify broke the graph:\n{graph}");
+    graph
+}
+
+fn same_nodes(a: &Graph, b: &Graph) -> bool {
+    let same = |(a, b): (&crate::graph::Node, &crate::graph::Node)| {
+        same_op(&a.op, &b.op) && a.inputs == b.inputs && a.dtype == b.dtype && a.dims == b.dims
+    };
+    a.nodes.len() == b.nodes.len() && a.nodes.iter().zip(&b.nodes).all(same)
+}
+
+fn round(old: &Graph, options: &Simplify) -> Graph {
+    let live = old.live();
+    let pools = if options.algebra { pool::find(old, &live) } else { HashMap::new() };
+    let mut uses = vec![0u32; old.nodes.len()];
+    for id in old.ids().filter(|id| live[id.at()]) {
+        old.node(id).inputs.iter().for_each(|i| uses[i.at()] += 1);
+    }
+    old.outputs.iter().for_each(|o| uses[o.at()] += 1);
+
+    let new = Graph { nodes: Vec::with_capacity(old.nodes.len()), outputs: Vec::new(), ..shell(old) };
+    let mut builder = Builder { new, seen: HashMap::new(), options: *options };
+    let mut map = vec![NodeId(0); old.nodes.len()];
+    for id in old.ids().filter(|id| live[id.at()]) {
+        let node = old.node(id);
+        builder.new.current_origin = node.origin;
+        let mut inputs: SmallVec<[NodeId; 3]> = node.inputs.iter().map(|i| map[i.at()]).collect();
+        let mut op = node.op.clone();
+        if let Some(step) = pools.get(&id) {
+            map[id.at()] = step.build(&mut builder, old, id, &map);
+            continue;
+        }
+        // Folding twice by one exact operation is folding once, along both sets of axes; for a fold that others need as
+        // well it would be work done twice.
+        if options.algebra
+            && let [inner] = node.inputs[..]
+            && uses[inner.at()] == 1
+            && let Some(axes) = nested_reduce(&builder.new, &op, inputs[0])
+        {
+            inputs[0] = builder.new.node(inputs[0]).inputs[0];
+            op = axes;
+        }
+        // (A·B)ᵀ = Bᵀ·Aᵀ: the same products in the same sums, so the same bits. It lets what follows, the update of a
+        // transposed weight say, run behind the product.
+        if options.algebra
+            && let [inner] = node.inputs[..]
+            && uses[inner.at()] == 1
+            && let Some([a, b]) = transposed_product(&builder.new, &op, inputs[0])
+        {
+            builder.new.current_origin = builder.new.node(inputs[0]).origin;
+            let factors = [builder.transpose(b), builder.transpose(a)];
+            map[id.at()] = builder.emit(Op::Matmul, &factors, node.dtype, node.dims.clone());
+            continue;
+        }
+        map[id.at()] = builder.emit(op, &inputs, node.dtype, node.dims.clone());
+    }
+    let mut new = builder.new;
+    new.outputs = old.outputs.iter().map(|o| map[o.at()]).collect();
+    new.current_origin = old.current_origin;
+    new
+}
+
+/// What a graph has beside its nodes.
+fn shell(graph: &Graph) -> Graph {
+    Graph {
+        nodes: Vec::new(),
+        inputs: graph.inputs.clone(),
+        variables: graph.variables.clone(),
+        symbols: graph.symbols.clone(),
+        origins: graph.origins.clone(),
+        outputs: Vec::new(),
+        current_origin: graph.current_origin,
+    }
+}
+
+/// The factors of a matrix product that `op` transposes.
+fn transposed_product(graph: &Graph, op: &Op, operand: NodeId) -> Option<[NodeId; 2]> {
+    let (Op::Permute(axes), Op::Matmul) = (op, &graph.node(operand).op) else { return None };
+    let rank = axes.len();
+    let swaps = axes[..rank - 2].iter().copied().eq(0..rank - 2) && axes[rank - 2..] == [rank - 1, rank - 2];
+    swaps.then(|| [graph.node(operand).inputs[0], graph.node(operand).inputs[1]])
+}
+
+/// The fold along the axes of `outer` and of its operand, if the order of folding does not matter.
+fn nested_reduce(graph: &Graph, outer: &Op, operand: NodeId) -> Option<Op> {
+    let inner = graph.node(operand);
+    let (Op::Reduce(op, axes), Op::Reduce(below, more)) = (outer, &inner.op) else { return None };
+    let exact = match op {
+        ReduceOp::Max | ReduceOp::Min | ReduceOp::Any | ReduceOp::All => true,
+        // Integers wrap, which is associative; floats round.
+        ReduceOp::Sum | ReduceOp::Prod => inner.dtype == DType::I32,
+        ReduceOp::ArgMax | ReduceOp::ArgMin => false,
+    };
+    let mut both: Axes = axes.iter().chain(more).copied().collect();
+    both.sort_unstable();
+    both.dedup();
+    (op == below && exact).then(|| Op::Reduce(*op, both))
+}
+
+/// A graph in the making whose nodes are simplified as they are emitted.
+struct Builder {
+    new: Graph,
+    /// Nodes by a hash of what they compute.
+    seen: HashMap<u64, SmallVec<[NodeId; 2]>>,
+    options: Simplify,
+}
+
+impl Builder {
+    fn op(&self, id: NodeId) -> &Op {
+        &self.new.node(id).op
+    }
+
+    fn operand(&self, id: NodeId) -> NodeId {
+        self.new.node(id).inputs[0]
+    }
+
+    /// The number that every element of a node is, if that is known.
+    fn known(&self, id: NodeId) -> Option<Value> {
+        constant(&self.new, id)
+    }
+
+    /// A known number everywhere.
+    fn full_of(&mut self, value: Value, dtype: DType, dims: &Dims) -> NodeId {
+        let one = self.emit(Op::Const(value), &[], dtype, Dims::new());
+        self.broadcast(one, dims)
+    }
+
+    /// The result of an elementwise operation, or of a conversion, on known numbers.
+    fn fold(&mut self, op: &Op, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Option<NodeId> {
+        let value = match op {
+            Op::Scalar(op) => {
+                let values: SmallVec<[Value; 3]> = inputs.iter().map(|&i| self.known(i)).collect::<Option<_>>()?;
+                let lanes: SmallVec<[Lane; 3]> = values.iter().map(|v| v.lane()).collect();
+                op.lane(&lanes)?;
+                op.eval(&values)
+            }
+            // Bytes saturate or wrap by where they come from; a constant byte is too rare to know that here.
+            Op::Cast(to) if *to != DType::U8 => self.known(inputs[0])?.cast(to.lane()),
+            _ => return None,
+        };
+        Some(self.full_of(value, dtype, dims))
+    }
+
+    fn rewrite(&mut self, op: &Op, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Option<NodeId> {
+        match op {
+            Op::Scalar(op) => scalar::rewrite(self, *op, inputs, dtype, dims),
+            Op::Cast(to) => scalar::rewrite_cast(self, *to, inputs[0]),
+            Op::Reduce(op, axes) => view::rewrite_reduce(self, *op, axes, inputs[0], dims),
+            _ => view::rewrite(self, op, inputs, dims),
+        }
+    }
+
+    /// A node that computes the same already.
+    fn find(&mut self, op: &Op, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Option<NodeId> {
+        // Effects happen once each, and a copy is there to be a buffer of its own.
+        if !self.options.cse || op.is_effect() || *op == Op::Copy {
+            return None;
+        }
+        let mut key: SmallVec<[NodeId; 3]> = SmallVec::from_slice(inputs);
+        if commutes(op, dtype) {
+            key.sort_unstable();
+        }
+        let mut hasher = DefaultHasher::new();
+        (op.name(), bits(op), &key, dtype, dims).hash(&mut hasher);
+        let next = NodeId(self.new.nodes.len() as u32);
+        let bucket = self.seen.entry(hasher.finish()).or_default();
+        let found = bucket.iter().copied().find(|&id| {
+            let node = self.new.node(id);
+            let mut other = node.inputs.clone();
+            if commutes(op, dtype) {
+                other.sort_unstable();
+            }
+            same_op(&node.op, op) && other == key && node.dtype == dtype && node.dims == *dims
+        });
+        if found.is_none() {
+            // The caller is about to add it.
+            bucket.push(next);
+        }
+        found
+    }
+}
+
+impl Emit for Builder {
+    fn emit(&mut self, op: Op, inputs: &[NodeId], dtype: DType, dims: Dims) -> NodeId {
+        let folded = if self.options.fold { self.fold(&op, inputs, dtype, &dims) } else { None };
+        let simple = folded.or_else(|| if self.options.algebra { self.rewrite(&op, inputs, dtype, &dims) } else { None });
+        simple.or_else(|| self.find(&op, inputs, dtype, &dims)).unwrap_or_else(|| self.new.emit(op, inputs, dtype, dims))
+    }
+
+    fn dims(&self, node: NodeId) -> &Dims {
+        self.new.dims(node)
+    }
+
+    fn dtype(&self, node: NodeId) -> DType {
+        self.new.dtype(node)
+    }
+}
+
+/// The number that every element of a node is, seen through views of it.
+fn constant(graph: &Graph, mut id: NodeId) -> Option<Value> {
+    loop {
+        let node = graph.node(id);
+        match &node.op {
+            Op::Const(value) => return Some(*value),
+            op if op.is_view() => id = node.inputs[0],
+            _ => return None,
+        }
+    }
+}
+
+/// Whether the order of two operands does not matter, bit for bit. Floats' minimum and maximum are not here: of zeros of
+/// different sign they give the second.
+fn commutes(op: &Op, dtype: DType) -> bool {
+    use ScalarOp as S;
+    match op {
+        Op::Scalar(S::Add | S::Mul | S::And | S::Or | S::Xor | S::Eq | S::Ne) => true,
+        Op::Scalar(S::Min | S::Max) => dtype != DType::F32,
+        _ => false,
+    }
+}
+
+/// The bits of the number in an operation: 0 and −0 compare equal, but are two constants.
+fn bits(op: &Op) -> Option<u32> {
+    match op {
+        Op::Const(value) | Op::Pad { value, .. } => Some(match *value {
+            Value::F32(x) => x.to_bits(),
+            Value::I32(x) => x as u32,
+            Value::Bool(x) => u32::from(x),
+        }),
+        _ => None,
+    }
+}
+
+fn same_op(a: &Op, b: &Op) -> bool {
+    match (a, b) {
+        // A NaN is not equal to itself, but its bits are.
+        (Op::Const(x), Op::Const(y)) => x.lane() == y.lane() && bits(a) == bits(b),
+        (Op::Pad { start, step, value }, Op::Pad { start: s, step: t, value: v }) => {
+            start == s && step == t && value.lane() == v.lane() && bits(a) == bits(b)
+        }
+        _ => a == b,
+    }
+}

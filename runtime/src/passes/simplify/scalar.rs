@@ -1,0 +1,145 @@
+//! Rules of elementwise operations and conversions.
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::{ScalarOp, Value};
+use slabwise_kernels::spec::Dims;
+
+use super::Builder;
+use crate::ops::{Emit, NodeId, Op};
+
+/// Whether a value is this number, of either numeric lane (zeros of both signs are 0).
+fn is(value: Option<Value>, number: i32) -> bool {
+    match value {
+        Some(Value::F32(x)) => x == number as f32,
+        Some(Value::I32(x)) => x == number,
+        _ => false,
+    }
+}
+
+/// 1/c for a power of two with a normal reciprocal.
+fn exact_reciprocal(value: Option<Value>) -> Option<f32> {
+    let Some(Value::F32(c)) = value else { return None };
+    let power_of_two = c.is_normal() && c.to_bits().trailing_zeros() >= f32::MANTISSA_DIGITS - 1;
+    Some(c.recip()).filter(|r| power_of_two && r.is_normal())
+}
+
+/// A simpler node for an elementwise operation.
+pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Option<NodeId> {
+    use ScalarOp as S;
+    let x = inputs[0];
+    let y = inputs.get(1).copied().unwrap_or(x);
+    let (cx, cy) = (b.known(x), b.known(y));
+    // The operand of `id`, if `id` is this operation.
+    let under = |b: &Builder, id: NodeId, op: S| (*b.op(id) == Op::Scalar(op)).then(|| b.operand(id));
+    // An operand in place of the result; bytes compute as integers.
+    let keep = |b: &mut Builder, id: NodeId| Some(b.cast(id, dtype));
+    match op {
+        // x + 0 = x, but for −0 + 0 = 0.
+        S::Add if is(cy, 0) => keep(b, x),
+        S::Add if is(cx, 0) => keep(b, y),
+        // x + (−y) is x − y by definition, for floats and for wrapping integers.
+        S::Add => match (under(b, x, S::Neg), under(b, y, S::Neg)) {
+            (_, Some(y)) => Some(b.scalar(S::Sub, &[x, y])),
+            (Some(x), None) => Some(b.scalar(S::Sub, &[y, x])),
+            (None, None) => None,
+        },
+        // x − 0 = x.
+        S::Sub if is(cy, 0) => keep(b, x),
+        S::Sub => under(b, y, S::Neg).map(|y| b.add(x, y)),
+        // 1 is neutral; −1 only changes the sign.
+        S::Mul | S::Div if is(cy, 1) => keep(b, x),
+        S::Mul if is(cx, 1) => keep(b, y),
+        S::Mul | S::Div if is(cy, -1) => Some(b.scalar(S::Neg, &[x])),
+        S::Mul if is(cx, -1) => Some(b.scalar(S::Neg, &[y])),
+        // Signs multiply apart from magnitudes. Integers: a product of negations wraps to the same; a quotient may not.
+        S::Mul => match (under(b, x, S::Neg), under(b, y, S::Neg)) {
+            (Some(x), Some(y)) => Some(b.mul(x, y)),
+            _ => None,
+        },
+        // Both are x / c rounded once.
+        S::Div => exact_reciprocal(cy).map(|r| {
+            let r = b.full(r, DType::F32, dims);
+            b.mul(x, r)
+        }),
+        // The sign bit twice; wrapping negation undoes itself.
+        S::Neg => under(b, x, S::Neg).and_then(|x| keep(b, x)),
+        // The sign does not matter; |minimum| wraps to the minimum, as its negation does.
+        S::Abs if under(b, x, S::Neg).is_some() => {
+            let x = b.operand(x);
+            Some(b.scalar(S::Abs, &[x]))
+        }
+        // These give what they leave as it is.
+        S::Abs | S::Relu | S::Floor | S::Ceil | S::Round | S::Sign => under(b, x, op).map(|_| x),
+        S::Not => {
+            // NaN is unequal to all, so that these two are opposites for it as well.
+            let opposite = match b.op(x) {
+                Op::Scalar(S::Not) => return Some(b.operand(x)),
+                Op::Scalar(S::Eq) => S::Ne,
+                Op::Scalar(S::Ne) => S::Eq,
+                _ => return None,
+            };
+            let operands = b.new.node(x).inputs.clone();
+            Some(b.scalar(opposite, &operands))
+        }
+        // Of equal values, either.
+        S::Min | S::Max | S::And | S::Or if x == y => keep(b, x),
+        S::And | S::Or => {
+            // `true` is neutral for `and` and wins `or`; `false` the other way round.
+            let (known, other) = match (cx, cy) {
+                (Some(Value::Bool(known)), _) => (known, y),
+                (_, Some(Value::Bool(known))) => (known, x),
+                _ => return None,
+            };
+            let neutral = known == (op == S::And);
+            Some(if neutral { other } else { b.full_of(Value::Bool(known), DType::Bool, dims) })
+        }
+        S::Pow => match cy {
+            // Every power 0 is 1, every power 1 its base, NaN included (IEEE 754, pow).
+            Some(Value::F32(0.0)) => Some(b.full(1.0, DType::F32, dims)),
+            Some(Value::F32(1.0)) => Some(x),
+            // The product is rounded once: the nearest there is.
+            Some(Value::F32(2.0)) => Some(b.mul(x, x)),
+            _ => None,
+        },
+        S::Select => select(b, inputs, dtype),
+        _ => None,
+    }
+}
+
+fn select(b: &mut Builder, inputs: &[NodeId], dtype: DType) -> Option<NodeId> {
+    let [condition, yes, no] = *inputs else { return None };
+    if let Some(Value::Bool(known)) = b.known(condition) {
+        return Some(b.cast(if known { yes } else { no }, dtype));
+    }
+    if yes == no {
+        return Some(b.cast(yes, dtype));
+    }
+    if *b.op(condition) == Op::Scalar(ScalarOp::Not) {
+        let condition = b.operand(condition);
+        return Some(b.scalar(ScalarOp::Select, &[condition, no, yes]));
+    }
+    // Below a branch the condition is known.
+    let below = |b: &Builder, id: NodeId, branch: usize| {
+        let node = b.new.node(id);
+        let same = node.op == Op::Scalar(ScalarOp::Select) && node.inputs[0] == condition;
+        if same { node.inputs[branch] } else { id }
+    };
+    let (inner_yes, inner_no) = (below(b, yes, 1), below(b, no, 2));
+    ((inner_yes, inner_no) != (yes, no)).then(|| b.scalar(ScalarOp::Select, &[condition, inner_yes, inner_no]))
+}
+
+/// A simpler node for a conversion.
+pub(super) fn rewrite_cast(b: &mut Builder, to: DType, x: NodeId) -> Option<NodeId> {
+    if b.dtype(x) == to {
+        return Some(x);
+    }
+    let Op::Cast(through) = *b.op(x) else { return None };
+    let from = b.operand(x);
+    // Truth values and bytes pass unchanged through every wider type (and a conversion to truth asks for nonzero).
+    let exact = match b.dtype(from) {
+        DType::Bool => true,
+        DType::U8 => through != DType::Bool,
+        DType::F32 | DType::I32 => false,
+    };
+    exact.then(|| b.cast(from, to))
+}

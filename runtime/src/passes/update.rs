@@ -1,0 +1,114 @@
+//! When variables are written: a step reads what they held when it began, so each is written after its last reader.
+//!
+//! Most updates can be written where they are computed, in place. Where that would have a kernel wait for its own result
+//! (two variables that swap their values, say), the new value goes to a buffer and is copied at the end.
+
+use std::collections::{HashMap, HashSet};
+
+use super::fuse::Clusters;
+use super::layout::view;
+use crate::ops::{NodeId, Op};
+
+/// How the assignments of a program are carried out.
+pub(super) struct Updates {
+    /// Values whose kernel writes them into these variables itself.
+    pub direct: HashMap<NodeId, Vec<u32>>,
+    /// Values copied into a variable by a task of their own.
+    pub deferred: Vec<Deferred>,
+    /// Per kernel: kernels that must run before it although it takes nothing of them.
+    pub after: Vec<Vec<usize>>,
+}
+
+pub(super) struct Deferred {
+    pub value: NodeId,
+    pub variable: u32,
+    pub after: Vec<usize>,
+}
+
+pub(super) fn place_updates(clusters: &Clusters) -> Updates {
+    let graph = &clusters.graph;
+    let count = clusters.list.len();
+    let mut readers: HashMap<u32, HashSet<usize>> = HashMap::new();
+    let mut next: Vec<HashSet<usize>> = vec![HashSet::new(); count];
+    let mut checks = Vec::new();
+    for (at, cluster) in clusters.list.iter().enumerate() {
+        for &m in &cluster.members {
+            if matches!(graph.node(m).op, Op::CheckIndex { .. }) {
+                checks.push(at);
+            }
+            for source in clusters.sources(m) {
+                if let Op::Variable(v) = graph.node(source).op {
+                    readers.entry(v).or_default().insert(at);
+                }
+                if let Some(place) = clusters.places[source.at()].as_ref().filter(|p| p.cluster != at) {
+                    next[place.cluster].insert(at);
+                }
+            }
+        }
+    }
+    let mut updates = Updates { direct: HashMap::new(), deferred: Vec::new(), after: vec![Vec::new(); count] };
+    for id in graph.ids() {
+        let Op::Assign(variable) = graph.node(id).op else { continue };
+        let value = graph.node(id).inputs[0];
+        let Some(writer) = clusters.places[value.at()].as_ref().map(|p| p.cluster) else { continue };
+        let mut before: Vec<usize> = readers.get(&variable).into_iter().flatten().copied().filter(|&r| r != writer).collect();
+        before.extend(checks.iter().copied().filter(|&c| c != writer));
+        before.sort_unstable();
+        before.dedup();
+        let circle = before.iter().any(|&r| reaches(&next, writer, r));
+        if circle || !same_walk(clusters, writer, value, variable) {
+            // Nobody waits for a copy at the end.
+            before.push(writer);
+            updates.deferred.push(Deferred { value, variable, after: before });
+            continue;
+        }
+        for &r in &before {
+            next[r].insert(writer);
+        }
+        updates.after[writer].extend(before);
+        updates.direct.entry(value).or_default().push(variable);
+    }
+    for after in &mut updates.after {
+        after.sort_unstable();
+        after.dedup();
+    }
+    updates
+}
+
+fn reaches(next: &[HashSet<usize>], from: usize, to: usize) -> bool {
+    let mut seen = HashSet::from([from]);
+    let mut stack = vec![from];
+    while let Some(at) = stack.pop() {
+        if at == to {
+            return true;
+        }
+        stack.extend(next[at].iter().copied().filter(|n| seen.insert(*n)));
+    }
+    false
+}
+
+/// Whether the writer reads the variable only at the places it writes.
+fn same_walk(clusters: &Clusters, writer: usize, value: NodeId, variable: u32) -> bool {
+    let graph = &clusters.graph;
+    let Some(target) = &clusters.places[value.at()] else { return false };
+    clusters.list[writer].members.iter().all(|&m| {
+        let (node, place) = (graph.node(m), clusters.places[m.at()].as_ref());
+        clusters.edges[m.at()].iter().enumerate().all(|(k, edge)| {
+            let reads = if clusters.inline[edge.source.at()] {
+                clusters.sources(edge.source).iter().any(|s| graph.node(*s).op == Op::Variable(variable))
+            } else {
+                graph.node(edge.source).op == Op::Variable(variable)
+            };
+            if !reads {
+                return true;
+            }
+            // The operand must be the whole variable as it lies, seen along the axes on which the new value is written.
+            let Some(place) = place.filter(|_| node.op.is_pointwise() || matches!(node.op, Op::Reduce(..))) else { return false };
+            let seen = place.operand_axes.as_ref().unwrap_or(&place.axes);
+            let Some(axes) = &edge.axes else { return false };
+            let composed: super::layout::AxisMap = axes.iter().map(|a| a.and_then(|a| seen[usize::from(a)])).collect();
+            let whole = view(graph, node.inputs[k]).is_some_and(|v| v.base == edge.source);
+            whole && !clusters.inline[edge.source.at()] && composed == target.axes
+        })
+    })
+}

@@ -1,0 +1,159 @@
+//! The plan of a program as its user sees it.
+
+use std::fmt;
+use std::path::Path;
+
+use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets};
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+
+/// Bytes that weights and state take for as long as the session lives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Persistent {
+    /// Weights.
+    pub weights: u64,
+    /// Everything else: optimizer moments, counters, random state.
+    pub state: u64,
+}
+
+/// What was planned for a program.
+pub struct Plan {
+    name: String,
+    device: Device,
+    bounds: String,
+    dag: Dag,
+    offsets: Checked<Offsets>,
+    without_in_place: u64,
+    persistent: Persistent,
+    compile_s: f64,
+}
+
+impl Plan {
+    pub(crate) fn new(
+        name: &str,
+        device: Device,
+        bounds: String,
+        dag: Dag,
+        offsets: Checked<Offsets>,
+        persistent: Persistent,
+        compile_s: f64,
+    ) -> Self {
+        let options = Options { in_place: false, order: OrderPolicy::MinPeak, ..Options::default() };
+        // What in-place saves is told by the same planner without it.
+        let without_in_place = slabwise_planner::plan(&dag, &options).map_or(offsets.height, |p| p.height);
+        Plan { name: name.into(), device, bounds, dag, offsets, without_in_place, persistent, compile_s }
+    }
+
+    /// The program's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Kernels in a step.
+    pub fn kernels(&self) -> usize {
+        self.dag.tasks.len()
+    }
+
+    /// Bytes of the slab: the plan's height.
+    pub fn slab_bytes(&self) -> u64 {
+        self.offsets.height
+    }
+
+    /// The bytes that any assignment of offsets needs for this order: the largest sum of live buffers.
+    pub fn lower_bound_bytes(&self) -> u64 {
+        self.offsets.lower_bound
+    }
+
+    /// What every buffer in bytes of its own would take.
+    pub fn without_reuse_bytes(&self) -> u64 {
+        self.offsets.without_reuse
+    }
+
+    /// The slab if no kernel wrote its result over an operand.
+    pub fn without_in_place_bytes(&self) -> u64 {
+        self.without_in_place
+    }
+
+    /// How many kernels write a result over an operand.
+    pub fn in_place_count(&self) -> usize {
+        self.offsets.reused.len()
+    }
+
+    /// Weights and state this program uses.
+    pub fn persistent(&self) -> &Persistent {
+        &self.persistent
+    }
+
+    /// Seconds the compilation took.
+    pub fn compile_seconds(&self) -> f64 {
+        self.compile_s
+    }
+
+    pub(crate) fn set_compile_seconds(&mut self, seconds: f64) {
+        self.compile_s = seconds;
+    }
+
+    /// The planner's problem: tasks and buffers.
+    pub fn dag(&self) -> &Dag {
+        &self.dag
+    }
+
+    /// The planner's answer, as checked.
+    pub fn offsets(&self) -> &Checked<Offsets> {
+        &self.offsets
+    }
+
+    /// The kernels in the order they run.
+    pub fn steps(&self) -> impl Iterator<Item = &str> {
+        self.offsets.order.iter().map(|&t| self.dag.task_name(t))
+    }
+
+    /// The largest holders of bytes at the peak, as text.
+    pub fn holders(&self, most: usize) -> String {
+        let all = slabwise_planner::holders_at_peak(&self.dag, &self.offsets);
+        let name = |h: &Holder| match h {
+            Holder::Buffer(b) => self.dag.buffer_name(*b).to_string(),
+            Holder::Workspace(t) => format!("workspace of {}", self.dag.task_name(*t)),
+        };
+        let mut shown: Vec<String> = all.iter().take(most).map(|(h, bytes)| format!("{} {}", name(h), Bytes(*bytes))).collect();
+        if all.len() > most {
+            shown.push(format!("{} more", all.len() - most));
+        }
+        shown.join(", ")
+    }
+
+    /// The plan as a picture: buffers as rectangles over steps × bytes.
+    pub fn svg(&self) -> String {
+        slabwise_planner::report::svg(&self.dag, &self.offsets, &self.name)
+    }
+
+    /// Writes [`Plan::svg`] to a file.
+    pub fn write_svg(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        std::fs::write(path, self.svg()).map_err(|source| Error::Io { path: path.into(), source })
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let o = &self.offsets;
+        let bounds = if self.bounds.is_empty() { String::new() } else { format!(" · {}", self.bounds) };
+        writeln!(f, "{} · {}{bounds} · {} kernels", self.name, self.device, self.kernels())?;
+        writeln!(f, "  persistent   weights {} · state {}", Bytes(self.persistent.weights), Bytes(self.persistent.state))?;
+        let above = o.height.saturating_sub(o.lower_bound) as f64 / o.lower_bound.max(1) as f64 * 100.0;
+        writeln!(
+            f,
+            "  slab         {}   lower bound {} · above it {above:.1} % · without reuse {}",
+            Bytes(o.height),
+            Bytes(o.lower_bound),
+            Bytes(o.without_reuse)
+        )?;
+        let reuse = o.without_reuse.saturating_sub(self.without_in_place);
+        let in_place = self.without_in_place.saturating_sub(o.height);
+        writeln!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;
+        let (step, bytes) = slabwise_planner::peak(&self.dag, o);
+        let task = o.order.get(step).map_or("", |&t| self.dag.task_name(t));
+        write!(f, "  peak         {} at step {step} {task}: {}", Bytes(bytes), self.holders(4))
+    }
+}

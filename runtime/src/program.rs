@@ -1,0 +1,293 @@
+//! A compiled program: kernels in the order of a checked plan, and where their arguments lie.
+
+use std::sync::Arc;
+
+use slabwise_kernels::cpu::Kernel;
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::Dims;
+use slabwise_planner::{Bytes, Checked, Plan as Offsets};
+
+use crate::error::{Error, Mistake, Result};
+use crate::feed::{Feed, Lengths, Source};
+use crate::graph::{Graph, Origin};
+use crate::ops::Op;
+use crate::passes::{Arg, Scheduled};
+use crate::plan::Plan;
+use crate::shape::Symbols;
+
+/// A program with `N` outputs. It is run by the session that compiled it.
+pub struct Program<const N: usize> {
+    pub(crate) inner: Compiled,
+}
+
+impl<const N: usize> Program<N> {
+    /// What was planned: bytes, lifetimes, savings.
+    pub fn plan(&self) -> &Plan {
+        &self.inner.plan
+    }
+}
+
+/// Where an argument lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// A planned buffer.
+    Planned(usize),
+    /// A variable of the session.
+    Variable(usize),
+    /// The sizes of the run.
+    Sizes,
+}
+
+/// One kernel with its arguments.
+pub(crate) struct Step {
+    pub kernel: Kernel,
+    pub places: Vec<Place>,
+    pub workspace: Planned,
+    pub name: String,
+    pub origin: Origin,
+    /// Buffers whose last use this is.
+    pub ends: Vec<usize>,
+    /// Buffers whose first use this is.
+    pub begins: Vec<usize>,
+}
+
+/// Bytes of the slab.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Planned {
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+/// A buffer of the program.
+#[derive(Clone, Debug)]
+pub(crate) struct PlannedBuffer {
+    pub place: Planned,
+    /// Its bytes without alignment and guards.
+    pub used: u64,
+    pub dtype: DType,
+    pub dims: Dims,
+}
+
+/// An input of the program; `buffer` is `None` if nothing uses it.
+#[derive(Clone, Debug)]
+pub(crate) struct InputSlot {
+    pub name: &'static str,
+    pub dtype: DType,
+    pub dims: Dims,
+    pub buffer: Option<usize>,
+    pub donated_to: Option<u32>,
+}
+
+/// A program without its count of outputs.
+pub(crate) struct Compiled {
+    pub session: u64,
+    pub name: Arc<str>,
+    pub steps: Vec<Step>,
+    pub buffers: Vec<PlannedBuffer>,
+    pub inputs: Vec<InputSlot>,
+    pub outputs: Vec<usize>,
+    pub symbols: Symbols,
+    pub slab_bytes: u64,
+    pub plan: Plan,
+    pub guard: u64,
+}
+
+/// The size of the guard kept behind each buffer when memory is checked.
+pub(crate) const GUARD: u64 = 64;
+
+impl Compiled {
+    /// Puts kernels and checked offsets together: a program exists only with a plan that the checker accepted.
+    pub fn link(
+        graph: &Graph,
+        scheduled: Scheduled,
+        offsets: &Checked<Offsets>,
+        variables: &[usize],
+        plan: Plan,
+        guard: u64,
+        session: u64,
+    ) -> Result<Self> {
+        let Scheduled { dag, tasks, kernels, buffers: ids, nodes } = scheduled;
+        let buffers: Vec<PlannedBuffer> = nodes
+            .iter()
+            .enumerate()
+            .map(|(at, &id)| {
+                let node = graph.node(id);
+                let bytes = dag.buffers[at].bytes.next_multiple_of(slabwise_planner::ALIGN);
+                PlannedBuffer {
+                    place: Planned { offset: offsets.offsets[at], bytes },
+                    used: dag.buffers[at].bytes - guard,
+                    dtype: node.dtype,
+                    dims: node.dims.clone(),
+                }
+            })
+            .collect();
+        let mut kernels: Vec<Option<Kernel>> = kernels.into_iter().map(Some).collect();
+        let mut steps = Vec::with_capacity(tasks.len());
+        for (step, task) in offsets.order.iter().enumerate() {
+            let task = task.index();
+            let kernel = kernels[task].take().ok_or_else(|| Error::Internal("a task is planned twice".into()))?;
+            let places = tasks[task]
+                .args
+                .iter()
+                .map(|arg| match arg {
+                    Arg::Buffer(id) => Place::Planned(ids[id].index()),
+                    Arg::Variable(v) => Place::Variable(variables[*v as usize]),
+                    Arg::Sizes => Place::Sizes,
+                })
+                .collect();
+            let at = |when: fn(&slabwise_planner::Lifetime) -> u64| -> Vec<usize> {
+                (0..buffers.len()).filter(|&b| when(&offsets.lifetimes[b]) as usize == step).collect()
+            };
+            steps.push(Step {
+                workspace: Planned { offset: offsets.workspace_offsets[task], bytes: kernel.workspace() },
+                kernel,
+                places,
+                name: tasks[task].name.clone(),
+                origin: graph.origin(tasks[task].node).clone(),
+                ends: at(|l| l.end.saturating_sub(1)),
+                begins: at(|l| l.start),
+            });
+        }
+        let buffer_of = |wanted: &Op| nodes.iter().position(|n| graph.node(*n).op == *wanted);
+        let inputs = graph
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(i, info)| InputSlot {
+                name: info.name,
+                dtype: info.dtype,
+                dims: info.dims.clone(),
+                buffer: buffer_of(&Op::Input(i as u32)),
+                donated_to: info.donated_to,
+            })
+            .collect();
+        let outputs = graph
+            .outputs
+            .iter()
+            .map(|o| ids.get(o).map(|b| b.index()).ok_or_else(|| Error::Internal("an output has no buffer".into())))
+            .collect::<Result<_>>()?;
+        Ok(Compiled {
+            session,
+            name: plan.name().into(),
+            steps,
+            buffers,
+            inputs,
+            outputs,
+            symbols: graph.symbols.clone(),
+            slab_bytes: offsets.height,
+            plan,
+            guard,
+        })
+    }
+
+    /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.
+    pub fn sizes(&self, feed: &dyn Feed) -> Result<Env> {
+        if feed.count() != self.inputs.len() {
+            let names: Vec<&str> = self.inputs.iter().map(|i| i.name).collect();
+            let message =
+                format!("{} inputs were given, \"{}\" takes {}: {}", feed.count(), self.name, self.inputs.len(), names.join(", "));
+            return Err(Error::Input { name: "*".into(), message });
+        }
+        let mut known: [Option<u32>; slabwise_kernels::size::MAX_SYMBOLS] = Default::default();
+        let mut result = Ok(());
+        feed.each(&mut |at, source| {
+            if result.is_ok() {
+                result = self.fit(at, &source, &mut known);
+            }
+        });
+        result?;
+        let mut env = Env::default();
+        for (slot, value) in env.0.iter_mut().zip(known) {
+            *slot = value.unwrap_or(0);
+        }
+        // A dimension that no input has runs at its bound.
+        for (i, (_, max)) in self.symbols.iter().enumerate() {
+            env.0[i] = known[i].unwrap_or(max);
+        }
+        Ok(env)
+    }
+
+    fn fit(&self, at: usize, source: &Source<'_>, known: &mut [Option<u32>]) -> Result<()> {
+        let slot = &self.inputs[at];
+        let fail = |message: String| Err(Error::Input { name: slot.name.into(), message });
+        let (dtype, lengths) = match source {
+            Source::Host { dtype, lengths, elements, .. } => {
+                (*dtype, lengths.clone().map_or_else(|| self.flat(slot, *elements, known), Ok))
+            }
+            Source::Resident(b) => (b.dtype, Ok(b.lengths.clone())),
+            Source::Donated(d) => (d.0.dtype, Ok(d.0.lengths.clone())),
+        };
+        if dtype != slot.dtype && !(slot.dtype == DType::Bool && dtype == DType::U8) {
+            return fail(format!("{dtype} was given, {} is expected", slot.dtype));
+        }
+        let lengths = lengths?;
+        let expected = self.symbols.show(&slot.dims);
+        if lengths.len() != slot.dims.len() {
+            return fail(format!("shape {lengths:?} was given, {expected} is expected"));
+        }
+        for (&length, &dim) in lengths.iter().zip(&slot.dims) {
+            match (dim.as_fixed(), dim.symbols().next()) {
+                (None, Some(symbol)) => {
+                    let (name, bound) = (self.symbols.name(symbol), self.symbols.bound(symbol));
+                    let slot = &mut known[usize::from(symbol.0)];
+                    if length > bound as usize {
+                        return fail(format!(
+                            "shape {lengths:?} was given: \"{name}\" is {length}, more than its bound {bound}; compile with a larger bound or feed smaller parts"
+                        ));
+                    }
+                    if slot.is_some_and(|known| known as usize != length) {
+                        return fail(format!(
+                            "shape {lengths:?} was given: \"{name}\" is {length}, but {} in another input",
+                            slot.unwrap_or(0)
+                        ));
+                    }
+                    *slot = Some(length as u32);
+                }
+                (n, _) if n == i64::try_from(length).ok() => {}
+                _ => return fail(format!("shape {lengths:?} was given, {expected} is expected")),
+            }
+        }
+        Ok(())
+    }
+
+    /// The shape of a flat slice: the input's own, with its one unknown length worked out.
+    fn flat(&self, slot: &InputSlot, elements: usize, known: &[Option<u32>]) -> Result<Lengths> {
+        let fixed = |d: &Size| {
+            d.as_fixed().and_then(|n| usize::try_from(n).ok()).or_else(|| known[usize::from(d.symbols().next()?.0)].map(|n| n as usize))
+        };
+        let rest: usize = slot.dims.iter().filter_map(fixed).fold(1, usize::saturating_mul);
+        let unknown = slot.dims.iter().filter(|d| fixed(d).is_none()).count();
+        let fits = if unknown == 0 { rest == elements } else { unknown == 1 && rest > 0 && elements.is_multiple_of(rest) };
+        if !fits {
+            let message = format!("{elements} elements were given, {} is expected", self.symbols.show(&slot.dims));
+            return Err(Error::Input { name: slot.name.into(), message });
+        }
+        Ok(slot.dims.iter().map(|d| fixed(d).unwrap_or_else(|| elements / rest)).collect())
+    }
+
+    /// The mistake that a fault in a step's data is.
+    pub fn fault(&self, step: usize, fault: slabwise_kernels::cpu::Fault) -> Error {
+        let step = &self.steps[step];
+        let mistake = Mistake { location: step.origin.location, layer: step.origin.layer.to_string(), message: fault.to_string() };
+        Error::Data { mistake }
+    }
+
+    /// A budget error, with the bill.
+    pub fn over_budget(&self, budget: Bytes, persistent: u64) -> Error {
+        Error::Budget {
+            program: self.name.to_string(),
+            budget,
+            needed: Bytes(persistent + self.slab_bytes),
+            persistent: Bytes(persistent),
+            slab: Bytes(self.slab_bytes),
+            floor: Bytes(persistent + self.plan.lower_bound_bytes()),
+            holders: self.plan.holders(5),
+        }
+    }
+}
+
+/// The lengths that a shape has in a run.
+pub(crate) fn lengths(dims: &Dims, env: &Env) -> Lengths {
+    dims.iter().map(|d| d.usize_at(env)).collect()
+}

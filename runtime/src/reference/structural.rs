@@ -1,0 +1,198 @@
+//! Structural operations, each by its definition.
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::spec::{PoolKind, ReduceOp, Window};
+
+use super::{Array, OutOfRange, each, flat};
+use crate::ops::{Axes, ConvGeometry};
+
+/// An element as an index, or the fault if it is not in `0..limit`.
+pub(super) fn in_range(index: f64, limit: usize) -> Result<usize, OutOfRange> {
+    let index = index as i64;
+    usize::try_from(index).ok().filter(|&i| i < limit).ok_or((index, limit))
+}
+
+/// `start + c · step`, per axis.
+pub(super) fn placed(c: &[usize], start: &[usize], step: &[u32]) -> Vec<usize> {
+    c.iter().zip(start).zip(step).map(|((&c, &from), &step)| from + c * step as usize).collect()
+}
+
+pub(super) fn reduce(op: ReduceOp, axes: &Axes, x: &Array, dtype: DType, dims: &[usize]) -> Array {
+    let folded: Vec<usize> = (0..dims.len()).map(|i| if axes.contains(&i) { x.dims[i] } else { 1 }).collect();
+    Array::from_fn(dtype, dims, |c| {
+        let mut list = Vec::new();
+        each(&folded, |r| {
+            let at: Vec<usize> = c.iter().zip(r).map(|(c, r)| c + r).collect();
+            list.push(x.at(&at));
+        });
+        fold(op, &list, dtype)
+    })
+}
+
+fn fold(op: ReduceOp, list: &[f64], dtype: DType) -> f64 {
+    let integer = dtype == DType::I32;
+    match op {
+        ReduceOp::Sum if integer => f64::from(list.iter().fold(0i32, |sum, &v| sum.wrapping_add(v as i32))),
+        ReduceOp::Prod if integer => f64::from(list.iter().fold(1i32, |product, &v| product.wrapping_mul(v as i32))),
+        ReduceOp::Sum => list.iter().sum(),
+        ReduceOp::Prod => list.iter().product(),
+        ReduceOp::Max | ReduceOp::Min if list.is_empty() => match (op, integer) {
+            (ReduceOp::Max, true) => f64::from(i32::MIN),
+            (ReduceOp::Max, false) => f64::NEG_INFINITY,
+            (_, true) => f64::from(i32::MAX),
+            (_, false) => f64::INFINITY,
+        },
+        ReduceOp::Max => list[first_extreme(list, |a, b| a > b)],
+        ReduceOp::Min => list[first_extreme(list, |a, b| a < b)],
+        ReduceOp::Any => f64::from(u8::from(list.iter().any(|&v| v != 0.0))),
+        ReduceOp::All => f64::from(u8::from(list.iter().all(|&v| v != 0.0))),
+        ReduceOp::ArgMax => first_extreme(list, |a, b| a > b) as f64,
+        ReduceOp::ArgMin => first_extreme(list, |a, b| a < b) as f64,
+    }
+}
+
+/// The first position that nothing beats; NaN beats every number. 0 for an empty list.
+fn first_extreme(list: &[f64], beats: impl Fn(f64, f64) -> bool) -> usize {
+    let mut best = 0;
+    for (i, &v) in list.iter().enumerate() {
+        if beats(v, list[best]) || (v.is_nan() && !list[best].is_nan()) {
+            best = i;
+        }
+    }
+    best
+}
+
+pub(super) fn matmul(a: &Array, b: &Array, dims: &[usize]) -> Array {
+    let rank = dims.len();
+    let inner = a.dims[rank - 1];
+    Array::from_fn(DType::F32, dims, |c| {
+        let (mut left, mut right) = (c.to_vec(), c.to_vec());
+        (0..inner)
+            .map(|k| {
+                (left[rank - 1], right[rank - 2]) = (k, k);
+                a.at(&left) * b.at(&right)
+            })
+            .sum()
+    })
+}
+
+/// Calls `f(image, weight, result)` with the flat places of the three factors of every product in a convolution.
+fn products(g: &ConvGeometry, image: &[usize], weight: &[usize], result: &[usize], mut f: impl FnMut(usize, usize, usize)) {
+    let per_group = result[1] / g.groups;
+    let inside = |o: usize, k: usize, axis: usize| {
+        (o * g.stride[axis] + k * g.dilation[axis]).checked_sub(g.pad[axis]).filter(|&i| i < image[2 + axis])
+    };
+    each(result, |o| {
+        each(&weight[1..], |w| {
+            let (Some(row), Some(col)) = (inside(o[2], w[1], 0), inside(o[3], w[2], 1)) else { return };
+            let channel = o[1] / per_group * weight[1] + w[0];
+            f(flat(image, &[o[0], channel, row, col]), flat(weight, &[o[1], w[0], w[1], w[2]]), flat(result, o));
+        });
+    });
+}
+
+pub(super) fn conv2d(g: &ConvGeometry, x: &Array, w: &Array, dims: &[usize]) -> Array {
+    let mut y = Array::zeros(DType::F32, dims);
+    products(g, &x.dims, &w.dims, dims, |i, k, o| y.values[o] += x.values[i] * w.values[k]);
+    y
+}
+
+pub(super) fn conv2d_input_grad(g: &ConvGeometry, dy: &Array, w: &Array, dims: &[usize]) -> Array {
+    let mut dx = Array::zeros(DType::F32, dims);
+    products(g, dims, &w.dims, &dy.dims, |i, k, o| dx.values[i] += dy.values[o] * w.values[k]);
+    dx
+}
+
+pub(super) fn conv2d_weight_grad(g: &ConvGeometry, x: &Array, dy: &Array, dims: &[usize]) -> Array {
+    let mut dw = Array::zeros(DType::F32, dims);
+    products(g, &x.dims, dims, &dy.dims, |i, k, o| dw.values[k] += x.values[i] * dy.values[o]);
+    dw
+}
+
+/// Calls `f(position in the window, flat place in the image)` for the elements of a window that lie inside of the image.
+fn window(w: &Window, image: &[usize], c: &[usize], mut f: impl FnMut(usize, usize)) {
+    each(&w.k, |k| {
+        let inside = |axis: usize| (c[2 + axis] * w.stride[axis] + k[axis]).checked_sub(w.pad[axis]).filter(|&i| i < image[2 + axis]);
+        if let (Some(row), Some(col)) = (inside(0), inside(1)) {
+            f(flat(&w.k, k), flat(image, &[c[0], c[1], row, col]));
+        }
+    });
+}
+
+/// What the mean over a window divides by; 1 for a window with nothing in it.
+fn divisor(w: &Window, inside: usize, count_pad: bool) -> f64 {
+    (if count_pad { w.k[0] * w.k[1] } else { inside.max(1) }) as f64
+}
+
+pub(super) fn pool2d(kind: PoolKind, w: &Window, x: &Array, dtype: DType, dims: &[usize]) -> Array {
+    Array::from_fn(dtype, dims, |c| {
+        let (mut positions, mut list) = (Vec::new(), Vec::new());
+        window(w, &x.dims, c, |position, place| {
+            positions.push(position);
+            list.push(x.values[place]);
+        });
+        match kind {
+            PoolKind::Max => fold(ReduceOp::Max, &list, DType::F32),
+            PoolKind::ArgMax => positions.get(first_extreme(&list, |a, b| a > b)).map_or(0.0, |&p| p as f64),
+            PoolKind::Avg { count_pad } => list.iter().sum::<f64>() / divisor(w, list.len(), count_pad),
+        }
+    })
+}
+
+pub(super) fn pool2d_grad(kind: PoolKind, w: &Window, args: &[&Array], dims: &[usize]) -> Array {
+    let dy = args[0];
+    let mut dx = Array::zeros(DType::F32, dims);
+    each(&dy.dims, |c| {
+        let mut places = Vec::new();
+        window(w, dims, c, |position, place| places.push((position, place)));
+        match kind {
+            PoolKind::Max | PoolKind::ArgMax => {
+                let chosen = args[1].at(c) as usize;
+                places.iter().filter(|(position, _)| *position == chosen).for_each(|&(_, place)| dx.values[place] += dy.at(c));
+            }
+            PoolKind::Avg { count_pad } => {
+                let share = dy.at(c) / divisor(w, places.len(), count_pad);
+                places.iter().for_each(|&(_, place)| dx.values[place] += share);
+            }
+        }
+    });
+    dx
+}
+
+pub(super) fn gather(axis: usize, source: &Array, index: &Array) -> Result<Array, OutOfRange> {
+    for &i in &index.values {
+        in_range(i, source.dims[axis])?;
+    }
+    Ok(Array::from_fn(source.dtype, &index.dims, |c| {
+        let mut from = c.to_vec();
+        from[axis] = index.at(c) as usize;
+        source.at(&from)
+    }))
+}
+
+pub(super) fn scatter_add(axis: usize, value: &Array, index: &Array, dims: &[usize]) -> Result<Array, OutOfRange> {
+    for &i in &index.values {
+        in_range(i, dims[axis])?;
+    }
+    let mut result = Array::zeros(DType::F32, dims);
+    each(&index.dims, |c| {
+        let mut to = c.to_vec();
+        to[axis] = index.at(c) as usize;
+        result.values[flat(dims, &to)] += value.at(c);
+    });
+    Ok(result)
+}
+
+pub(super) fn concat(axis: usize, parts: &[&Array], dtype: DType, dims: &[usize]) -> Array {
+    let mut whole = Array::zeros(dtype, dims);
+    let mut start = 0;
+    for part in parts {
+        each(&part.dims, |c| {
+            let mut to = c.to_vec();
+            to[axis] += start;
+            whole.values[flat(dims, &to)] = part.at(c);
+        });
+        start += part.dims[axis];
+    }
+    whole
+}

@@ -1,0 +1,565 @@
+//! A session: the weights, the slab, and the programs that share them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use slabwise_kernels::cpu::{Config, Isa, Team};
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
+use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
+use slabwise_planner::{ALIGN, Bytes};
+use smallvec::SmallVec;
+
+use crate::buffer::{Buffer, Output};
+use crate::compile::{CompileOptions, compile};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::feed::{Feed, Lengths, Source};
+use crate::graph::{Graph, VariableInfo};
+use crate::memory::pool::Pool;
+use crate::params::Params;
+use crate::program::{Compiled, Place, Planned, Program, lengths};
+use crate::tensor::Tensor;
+use crate::trace::Trace;
+
+/// A weight or state of a session.
+pub(crate) struct Variable {
+    pub info: VariableInfo,
+    pub region: Region,
+}
+
+/// What a run used, measured from the addresses its kernels were given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunStats {
+    /// One past the highest byte of the slab that was handed to a kernel, staged as input or read as output.
+    pub peak_slab_bytes: u64,
+}
+
+struct Slot {
+    region: Region,
+    generation: u64,
+}
+
+/// Weights, one slab and the programs that share them, on one device.
+pub struct Session {
+    pub(crate) id: u64,
+    pub(crate) device: Device,
+    pub(crate) params: Params,
+    pub(crate) memory: Memory,
+    pub(crate) team: Team,
+    pub(crate) variables: Vec<Variable>,
+    pub(crate) options: CompileOptions,
+    pub(crate) pool: Pool,
+    pub(crate) dynamic: Vec<Option<Region>>,
+    by_name: HashMap<Arc<str>, usize>,
+    slab: Option<Region>,
+    sizes: Region,
+    budget: Option<Bytes>,
+    slots: Vec<Slot>,
+    stats: RunStats,
+    profile: Option<Vec<f64>>,
+}
+
+static SESSIONS: AtomicU64 = AtomicU64::new(1);
+
+/// Threads a session uses unless told otherwise: `SLABWISE_THREADS`, or one for each core.
+fn default_threads() -> Result<usize> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    match std::env::var("SLABWISE_THREADS") {
+        Ok(text) => match text.trim().parse() {
+            Ok(n) if (1..=1024).contains(&n) => Ok(n),
+            _ => Err(Error::Value(format!("SLABWISE_THREADS is {text:?}; it is a number of threads from 1 to 1024"))),
+        },
+        Err(_) => Ok(cores),
+    }
+}
+
+impl Session {
+    /// A session with the parameters that models have declared in `params`. Nothing is allocated before a program is compiled.
+    pub fn new(device: Device, params: Params) -> Result<Self> {
+        device.check()?;
+        let mut memory = Memory::new();
+        let sizes = memory.reserve(4 * MAX_SYMBOLS as u64).map_err(|e| out_of_memory("a session", e))?;
+        Ok(Session {
+            id: SESSIONS.fetch_add(1, Ordering::Relaxed),
+            device,
+            params,
+            memory,
+            team: Team::new(default_threads()?),
+            variables: Vec::new(),
+            options: CompileOptions::default(),
+            pool: Pool::new(),
+            dynamic: Vec::new(),
+            by_name: HashMap::new(),
+            slab: None,
+            sizes,
+            budget: None,
+            slots: Vec::new(),
+            stats: RunStats::default(),
+            profile: None,
+        })
+    }
+
+    /// The most bytes that weights, state and slab may take together; compiling a program that needs more is an error.
+    #[must_use]
+    pub fn with_budget(mut self, budget: impl Into<Option<Bytes>>) -> Self {
+        self.budget = budget.into();
+        self
+    }
+
+    /// How many threads kernels use, the caller's included. Results do not depend on it.
+    #[must_use]
+    pub fn with_threads(mut self, threads: usize) -> Self {
+        self.team = Team::new(threads.clamp(1, 1024));
+        self
+    }
+
+    /// How programs are compiled from now on.
+    #[must_use]
+    pub fn with_options(mut self, options: CompileOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// The device.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Threads kernels use.
+    pub fn threads(&self) -> usize {
+        self.team.threads()
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) }
+    }
+
+    /// Bytes of weights and state, each rounded up to its alignment.
+    pub fn persistent_bytes(&self) -> u64 {
+        self.variables.iter().map(|v| v.region.bytes.next_multiple_of(ALIGN)).sum()
+    }
+
+    /// Bytes of the slab: what the largest program compiled so far needs.
+    pub fn slab_bytes(&self) -> u64 {
+        self.slab.map_or(0, |s| s.bytes)
+    }
+
+    /// What the last run used, measured.
+    pub fn last_run(&self) -> RunStats {
+        self.stats
+    }
+
+    /// Compiles what a trace says for these outputs. Programs of one session share weights and slab.
+    ///
+    /// # Errors
+    /// All mistakes of the model together, or what of it cannot be planned.
+    #[track_caller]
+    pub fn compile<const N: usize>(&mut self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Program<N>> {
+        let mut mistakes = self.params.mistakes();
+        let finished = trace.finish(&outputs);
+        if trace.params().is_some_and(|p| !p.same(&self.params)) {
+            return Err(Error::Foreign(format!(
+                "\"{}\" uses parameters that were declared in other Params than this session's",
+                trace.name()
+            )));
+        }
+        match finished {
+            Ok(graph) if mistakes.is_empty() => self.compile_graph(trace.name(), &graph),
+            Ok(_) => Err(Error::Trace(mistakes)),
+            Err(more) => {
+                mistakes.extend(more);
+                Err(Error::Trace(mistakes))
+            }
+        }
+    }
+
+    /// Compiles a graph, one made by other means than a [`Trace`] too. Programs of one session share weights and slab.
+    ///
+    /// # Errors
+    /// If the graph does not have `N` outputs, a tensor is beyond any machine's memory, or the budget does not suffice.
+    pub fn compile_graph<const N: usize>(&mut self, name: &str, graph: &Graph) -> Result<Program<N>> {
+        if graph.outputs.len() != N {
+            return Err(Error::Value(format!("\"{name}\" has {} outputs, {N} are expected", graph.outputs.len())));
+        }
+        let inner = compile(self, name, graph, Instant::now())?;
+        if let Some(budget) = self.budget {
+            let persistent = self.persistent_bytes();
+            if persistent.saturating_add(inner.slab_bytes) > budget.0 {
+                return Err(inner.over_budget(budget, persistent));
+            }
+        }
+        self.grow_slab(inner.slab_bytes, name)?;
+        Ok(Program { inner })
+    }
+
+    fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
+        if self.slab.is_some_and(|s| s.bytes >= bytes) {
+            return Ok(());
+        }
+        if let Some(old) = self.slab.take() {
+            self.memory.release(old.arena);
+        }
+        self.slab = Some(self.memory.reserve(bytes).map_err(|e| out_of_memory(&format!("the slab of \"{name}\""), e))?);
+        Ok(())
+    }
+
+    /// The indices of a graph's variables in this session; new ones are allocated and initialised.
+    pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
+        let declared = self.params.declared().into_iter().map(|p| VariableInfo::of(&p));
+        let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
+        let mut fresh: Vec<VariableInfo> = Vec::new();
+        for info in all {
+            let known =
+                self.by_name.get(&info.name).map(|&at| &self.variables[at].info).or_else(|| fresh.iter().find(|f| f.name == info.name));
+            match known {
+                Some(known) if (known.dtype, &known.dims) == (info.dtype, &info.dims) => {}
+                Some(known) => {
+                    let (a, b) = (graph.symbols.show(&known.dims), graph.symbols.show(&info.dims));
+                    return Err(Error::Value(format!(
+                        "\"{}\" is {} {a} in this session and {} {b} in this program",
+                        info.name, known.dtype, info.dtype
+                    )));
+                }
+                None => fresh.push(info),
+            }
+        }
+        let sized: Vec<(VariableInfo, u64)> = fresh
+            .into_iter()
+            .map(|info| {
+                let elements = info.dims.iter().try_fold(1u64, |n, d| n.checked_mul(u64::try_from(d.as_fixed()?).ok()?));
+                let bytes = elements.and_then(|n| n.checked_mul(info.dtype.bytes() as u64)).filter(|b| *b <= 1 << 60);
+                let shape = graph.symbols.show(&info.dims).to_string();
+                bytes.map(|b| (info.clone(), b)).ok_or_else(|| Error::Value(format!("\"{}\" {shape}: its byte count overflows", info.name)))
+            })
+            .collect::<Result<_>>()?;
+        let total = sized.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
+        let total = total.ok_or_else(|| Error::Value("the byte count of all weights and state overflows".into()))?;
+        if let Some(budget) = self.budget.filter(|b| self.persistent_bytes().saturating_add(total) > b.0) {
+            let needed = Bytes(self.persistent_bytes().saturating_add(total));
+            return Err(Error::Budget {
+                program: "weights and state".into(),
+                budget,
+                needed,
+                persistent: needed,
+                slab: Bytes(0),
+                floor: needed,
+                holders: "weights and state alone".into(),
+            });
+        }
+        if total > 0 {
+            let arena = self.memory.reserve(total).map_err(|e| out_of_memory("weights and state", e))?;
+            let mut at = 0;
+            for (info, bytes) in sized {
+                let region = arena.part(at, bytes);
+                at += bytes.next_multiple_of(ALIGN);
+                crate::init::fill(&info, self.params.seed(), &mut self.memory, &region);
+                self.by_name.insert(info.name.clone(), self.variables.len());
+                self.variables.push(Variable { info, region });
+            }
+        }
+        Ok(graph.variables.iter().map(|v| self.by_name[&v.name]).collect())
+    }
+
+    /// Runs a program on these inputs, inside the slab. The outputs can be looked at until the next run.
+    ///
+    /// On an error nothing has changed: inputs are checked before anything runs, and checks of their values (labels within
+    /// range) run before any weight is written.
+    pub fn run<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
+        let inner = &program.inner;
+        let env = self.begin(inner, &feed)?;
+        let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
+        let place = |p: Planned| slab.part(p.offset, p.bytes);
+        let regions: SmallVec<[Option<Region>; 8]> = self.stage(inner, &feed, &mut |buffer| place(inner.buffers[buffer].place))?;
+        let mut peak = 0;
+        if inner.guard > 0 {
+            crate::checks::begin(self, inner, slab);
+        }
+        for (at, step) in inner.steps.iter().enumerate() {
+            let workspace = place(step.workspace);
+            peak = peak.max(step.workspace.offset + step.workspace.bytes);
+            let args: SmallVec<[Region; 16]> = step
+                .places
+                .iter()
+                .map(|p| match *p {
+                    Place::Planned(b) => {
+                        let planned = inner.buffers[b].place;
+                        peak = peak.max(planned.offset + planned.bytes);
+                        let fed = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| regions[i]);
+                        fed.unwrap_or_else(|| place(planned))
+                    }
+                    Place::Variable(v) => self.variables[v].region,
+                    Place::Sizes => self.sizes,
+                })
+                .collect();
+            let started = self.profile.as_ref().map(|_| Instant::now());
+            step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+            if let (Some(started), Some(profile)) = (started, &mut self.profile) {
+                profile[at] += started.elapsed().as_secs_f64();
+            }
+            if inner.guard > 0 {
+                crate::checks::after(self, inner, slab, at)?;
+            }
+        }
+        self.stats = RunStats { peak_slab_bytes: peak };
+        let buffers: [Option<Buffer>; N] = self.give_donated(inner, &feed, &env, &mut |b| place(inner.buffers[b].place))?;
+        Ok(std::array::from_fn(|i| self.output(inner, i, place(inner.buffers[inner.outputs[i]].place), &env, buffers[i].clone())))
+    }
+
+    pub(crate) fn output(&self, inner: &Compiled, i: usize, region: Region, env: &Env, buffer: Option<Buffer>) -> Output<'_> {
+        let planned = &inner.buffers[inner.outputs[i]];
+        let lengths = lengths(&planned.dims, env);
+        let bytes = lengths.iter().product::<usize>() * planned.dtype.bytes();
+        Output { memory: &self.memory, region: region.part(0, bytes as u64), dtype: planned.dtype, lengths, buffer }
+    }
+
+    /// Checks the feed and publishes the sizes of the run.
+    pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
+        if inner.session != self.id {
+            return Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)));
+        }
+        let (threads, room) = (self.team.threads(), inner.steps.iter().map(|s| s.kernel.threads()).min());
+        if let Some(room) = room.filter(|&room| room < threads) {
+            let message = format!(
+                "\"{}\" was compiled for {room} threads and the session now has {threads}; set the threads before compiling",
+                inner.name
+            );
+            return Err(Error::Value(message));
+        }
+        let mut result = Ok(());
+        let mut fed: SmallVec<[(usize, bool); 8]> = SmallVec::new();
+        feed.each(&mut |_, source| {
+            let (buffer, given) = match &source {
+                Source::Resident(buffer) => (*buffer, false),
+                Source::Donated(donated) => (&donated.0, true),
+                Source::Host { .. } => return,
+            };
+            if fed.iter().any(|&(slot, gone)| slot == buffer.slot && (gone || given)) && result.is_ok() {
+                result = Err(Error::Donated { name: buffer.name.to_string() });
+            }
+            fed.push((buffer.slot, given));
+            if result.is_ok() {
+                result = self.resident(buffer).map(|_| ());
+            }
+        });
+        result?;
+        let env = inner.sizes(feed)?;
+        let sizes = self.memory.elements_mut::<i32>(&self.sizes);
+        for (slot, &size) in sizes.iter_mut().zip(&env.0) {
+            *slot = i32::try_from(size).unwrap_or(i32::MAX);
+        }
+        Ok(env)
+    }
+
+    /// Copies host inputs to where `place` says and returns where resident ones are.
+    pub(crate) fn stage(
+        &mut self,
+        inner: &Compiled,
+        feed: &dyn Feed,
+        place: &mut dyn FnMut(usize) -> Region,
+    ) -> Result<SmallVec<[Option<Region>; 8]>> {
+        let mut regions: SmallVec<[Option<Region>; 8]> = SmallVec::new();
+        let mut result = Ok(());
+        feed.each(&mut |at, source| {
+            let Some(buffer) = inner.inputs[at].buffer else {
+                regions.push(None);
+                return;
+            };
+            regions.push(match source {
+                Source::Host { dtype, elements, copy, .. } => {
+                    let region = place(buffer).part(0, (elements * dtype.bytes()) as u64);
+                    copy(self.memory.bytes_mut(&region));
+                    if inner.inputs[at].dtype == DType::Bool {
+                        for byte in self.memory.bytes_mut(&region) {
+                            *byte = u8::from(*byte != 0);
+                        }
+                    }
+                    None
+                }
+                Source::Resident(b) | Source::Donated(crate::buffer::Donated(b)) => match self.resident(b) {
+                    Ok(region) => Some(region),
+                    Err(e) => {
+                        result = Err(e);
+                        None
+                    }
+                },
+            });
+        });
+        result.map(|()| regions)
+    }
+
+    fn resident(&self, buffer: &Buffer) -> Result<Region> {
+        if buffer.session != self.id {
+            return Err(Error::Foreign(format!("buffer \"{}\" belongs to another session", buffer.name)));
+        }
+        let slot = &self.slots[buffer.slot];
+        if slot.generation != buffer.generation {
+            return Err(Error::Donated { name: buffer.name.to_string() });
+        }
+        Ok(slot.region)
+    }
+
+    /// Puts an array into memory of its own that stays between runs.
+    pub fn upload<T: Element + crate::feed::ToBytes, S, D>(&mut self, name: &str, array: &ndarray::ArrayBase<S, D, T>) -> Result<Buffer>
+    where
+        S: ndarray::Data<Elem = T>,
+        D: ndarray::Dimension,
+    {
+        let bytes = (array.len() * size_of::<T>()) as u64;
+        let region = self.memory.reserve(bytes).map_err(|e| out_of_memory(name, e))?;
+        for (slot, value) in self.memory.elements_mut::<T>(&region).iter_mut().zip(array) {
+            *slot = *value;
+        }
+        self.slots.push(Slot { region, generation: 0 });
+        let lengths = Lengths::from_slice(array.shape());
+        Ok(Buffer { session: self.id, slot: self.slots.len() - 1, generation: 0, name: name.into(), dtype: T::DTYPE, lengths })
+    }
+
+    /// Gives a buffer's bytes back; every handle of it is dead after that.
+    pub fn free(&mut self, buffer: Buffer) -> Result<()> {
+        let region = self.resident(&buffer)?;
+        self.slots[buffer.slot].generation += 1;
+        self.memory.release(region.arena);
+        Ok(())
+    }
+
+    /// The elements of a buffer, row-major.
+    pub fn download<T: Element>(&self, buffer: &Buffer) -> Result<ndarray::ArrayD<T>> {
+        let region = self.resident(buffer)?;
+        let output = Output { memory: &self.memory, region, dtype: buffer.dtype, lengths: buffer.lengths.clone(), buffer: None };
+        output.array()
+    }
+
+    /// Donated inputs become the outputs they were declared for: their bytes, a new generation of handle.
+    pub(crate) fn give_donated<const N: usize>(
+        &mut self,
+        inner: &Compiled,
+        feed: &dyn Feed,
+        env: &Env,
+        place: &mut dyn FnMut(usize) -> Region,
+    ) -> Result<[Option<Buffer>; N]> {
+        let mut given: [Option<Buffer>; N] = std::array::from_fn(|_| None);
+        let mut donated: SmallVec<[(usize, Buffer); 2]> = SmallVec::new();
+        feed.each(&mut |at, source| {
+            if let Source::Donated(d) = source {
+                donated.push((at, d.0.clone()));
+            }
+        });
+        for (at, buffer) in donated {
+            let slot = &mut self.slots[buffer.slot];
+            slot.generation += 1;
+            let (region, generation) = (slot.region, slot.generation);
+            let Some(to) = inner.inputs[at].donated_to.map(|t| t as usize).filter(|&t| t < N) else {
+                // Given to a program that has no use for the bytes: they go back to the host.
+                self.memory.release(region.arena);
+                continue;
+            };
+            let output = &inner.buffers[inner.outputs[to]];
+            let lengths = lengths(&output.dims, env);
+            let bytes = (lengths.iter().product::<usize>() * output.dtype.bytes()) as u64;
+            if bytes > region.bytes {
+                return Err(Error::Input {
+                    name: inner.inputs[at].name.into(),
+                    message: format!("the donated buffer has {} bytes, its output needs {bytes}", region.bytes),
+                });
+            }
+            let from = place(inner.outputs[to]).part(0, bytes);
+            self.memory.copy(&from, &region.part(0, bytes));
+            given[to] = Some(Buffer { generation, lengths, dtype: output.dtype, ..buffer });
+        }
+        Ok(given)
+    }
+
+    /// Runs a program `steps` times and returns the mean seconds of each of its kernels, in the order of
+    /// [`Plan::steps`](crate::Plan::steps).
+    pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<f64>> {
+        self.profile = Some(vec![0.0; program.inner.steps.len()]);
+        let result = (0..steps).try_for_each(|_| self.run(program, &feed).map(|_| ()));
+        let sums = self.profile.take().unwrap_or_default();
+        result?;
+        Ok(sums.into_iter().map(|s| s / f64::from(steps.max(1))).collect())
+    }
+
+    /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte
+    /// that changed. Runs the program twice, with two patterns; weights and state are put back as they were.
+    pub fn measure_touched<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<u64> {
+        let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
+        let kept: Vec<Vec<u8>> = self.variables.iter().map(|v| self.memory.bytes(&v.region).to_vec()).collect();
+        let mut touched = 0;
+        for pattern in [0xA5u8, 0x5A] {
+            self.memory.bytes_mut(&slab).fill(pattern);
+            self.run(program, &feed)?;
+            let last = self.memory.bytes(&slab).iter().rposition(|b| *b != pattern);
+            touched = touched.max(last.map_or(0, |l| l as u64 + 1));
+            for (variable, bytes) in self.variables.iter().zip(&kept) {
+                self.memory.bytes_mut(&variable.region).copy_from_slice(bytes);
+            }
+        }
+        Ok(touched)
+    }
+
+    /// The elements of a weight or state, by name.
+    pub fn value(&self, name: &str) -> Result<ndarray::ArrayD<f32>> {
+        let variable = self.find(name)?;
+        let lengths: Vec<usize> = variable.info.dims.iter().map(|d| d.usize_at(&Env::default())).collect();
+        let values: Vec<f32> = match variable.info.dtype {
+            DType::F32 => self.memory.elements::<f32>(&variable.region).to_vec(),
+            DType::I32 => self.memory.elements::<i32>(&variable.region).iter().map(|&i| i as f32).collect(),
+            DType::U8 | DType::Bool => self.memory.bytes(&variable.region).iter().map(|&b| f32::from(b)).collect(),
+        };
+        ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&lengths), values).map_err(|e| Error::Internal(e.to_string()))
+    }
+
+    /// Changes a weight or state between runs; nothing is compiled anew. The array has the variable's shape.
+    pub fn set_value<S, D>(&mut self, name: &str, array: &ndarray::ArrayBase<S, D, f32>) -> Result<()>
+    where
+        S: ndarray::Data<Elem = f32>,
+        D: ndarray::Dimension,
+    {
+        let variable = self.find(name)?;
+        let (region, dtype) = (variable.region, variable.info.dtype);
+        let expected: Vec<usize> = variable.info.dims.iter().map(|d| d.usize_at(&Env::default())).collect();
+        if array.shape() != expected {
+            return Err(Error::Value(format!("\"{name}\" is {expected:?}, the array is {:?}", array.shape())));
+        }
+        match dtype {
+            DType::F32 => self.memory.elements_mut::<f32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v),
+            DType::I32 => self.memory.elements_mut::<i32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as i32),
+            DType::U8 => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as u8),
+            DType::Bool => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = u8::from(*v != 0.0)),
+        }
+        Ok(())
+    }
+
+    /// Names of all weights and state, in the order they were declared.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.variables.iter().map(|v| &*v.info.name)
+    }
+
+    pub(crate) fn sizes(&self) -> Region {
+        self.sizes
+    }
+
+    fn find(&self, name: &str) -> Result<&Variable> {
+        self.by_name.get(name).map(|&at| &self.variables[at]).ok_or_else(|| {
+            let known: Vec<&str> = self.names().take(12).collect();
+            Error::Value(format!(
+                "there is no weight or state \"{name}\"; there are {} of them: {} …",
+                self.variables.len(),
+                known.join(", ")
+            ))
+        })
+    }
+}
+
+/// The error for memory the host refused.
+pub(crate) fn out_of_memory(what: &str, e: OutOfMemory) -> Error {
+    Error::OutOfMemory { what: what.into(), bytes: Bytes(e.bytes) }
+}
+
+/// A size that is fixed, as a variable's are.
+pub(crate) fn fixed(dims: &[Size]) -> Vec<u64> {
+    dims.iter().map(|d| d.as_fixed().and_then(|n| u64::try_from(n).ok()).unwrap_or(0)).collect()
+}

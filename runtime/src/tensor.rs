@@ -1,0 +1,212 @@
+//! Tensors of a trace: symbols for values that exist when the program runs.
+//!
+//! Methods are grouped by kind in the files below. Every method records a mistake rather than failing: see
+//! [`trace`](crate::trace).
+
+mod elementwise;
+mod index;
+mod join;
+mod loss;
+mod product;
+mod reduce;
+#[cfg(test)]
+pub(crate) mod tests;
+mod view;
+
+use std::fmt;
+
+use slabwise_kernels::dtype::{DType, Lane};
+use slabwise_kernels::scalar::Value;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Dims;
+
+use crate::graph::Graph;
+use crate::nn::Module;
+use crate::ops::{Emit, Given, NodeId, Op, infer};
+use crate::params::Param;
+use crate::trace::{Line, Trace};
+
+pub use reduce::AxisSet;
+
+/// The id of what a mistake gave.
+pub(crate) const POISON: NodeId = NodeId(u32::MAX);
+
+/// A value of a program that is being traced: a small handle to copy at will.
+#[derive(Clone, Copy)]
+pub struct Tensor<'t> {
+    pub(crate) trace: &'t Trace,
+    pub(crate) id: NodeId,
+}
+
+impl<'t> Tensor<'t> {
+    /// The trace it belongs to.
+    pub fn trace(self) -> &'t Trace {
+        self.trace
+    }
+
+    /// The element type; f32 after a mistake.
+    pub fn dtype(self) -> DType {
+        if self.is_poisoned() { DType::F32 } else { self.trace.with_graph(|g| g.dtype(self.id)) }
+    }
+
+    /// The number of axes; 0 after a mistake.
+    pub fn rank(self) -> usize {
+        self.dims().len()
+    }
+
+    /// The length of an axis, if it exists and is fixed.
+    pub fn len(self, axis: usize) -> Option<usize> {
+        self.dims().get(axis).and_then(|d| d.as_fixed()).and_then(|n| usize::try_from(n).ok())
+    }
+
+    /// The result of a layer.
+    #[track_caller]
+    pub fn apply<M: Module + ?Sized>(self, layer: &M) -> Tensor<'t> {
+        layer.forward(self)
+    }
+
+    pub(crate) fn is_poisoned(self) -> bool {
+        self.id == POISON
+    }
+
+    pub(crate) fn dims(self) -> Dims {
+        if self.is_poisoned() { Dims::new() } else { self.trace.with_graph(|g| g.dims(self.id).clone()) }
+    }
+
+    /// This tensor if `check` has nothing against it.
+    fn require(self, at: Line, check: impl FnOnce(&Graph, NodeId) -> Result<(), String>) -> Tensor<'t> {
+        self.trace.record(at, &[self], |g, ids| check(g, ids[0]).map(|()| ids[0]))
+    }
+
+    /// This tensor if it is f32 and has the axis; `what` is the operation that needs it.
+    fn require_float_axis(self, at: Line, what: &str, axis: usize) -> Tensor<'t> {
+        self.require(at, |g, x| {
+            if axis >= g.dims(x).len() {
+                return Err(no_axis(g, what, axis, x));
+            }
+            if g.dtype(x) != DType::F32 {
+                return Err(format!("{what} does not take {}; convert with cast", g.dtype(x)));
+            }
+            Ok(())
+        })
+    }
+}
+
+impl fmt::Debug for Tensor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_poisoned() {
+            return f.write_str("(mistaken)");
+        }
+        self.trace.with_graph(|g| write!(f, "{} {}", g.dtype(self.id), g.symbols.show(g.dims(self.id))))
+    }
+}
+
+/// What can stand beside a tensor in an operation: a tensor, a parameter, or a number, which takes the tensor's type.
+pub trait Operand<'t>: Lift<'t> {}
+
+mod sealed {
+    use super::{DType, Line, Tensor, Trace};
+
+    pub trait Lift<'t>: Sized {
+        /// The type it has by itself; `None` if it takes that of what it stands beside.
+        fn own_type(&self) -> Option<DType>;
+
+        /// As a tensor; `dtype` is the type of what it stands beside.
+        fn lift(self, trace: &'t Trace, dtype: DType, at: Line) -> Tensor<'t>;
+    }
+}
+pub(crate) use sealed::Lift;
+
+impl<'t> Operand<'t> for Tensor<'t> {}
+impl<'t> Lift<'t> for Tensor<'t> {
+    fn own_type(&self) -> Option<DType> {
+        Some(self.dtype())
+    }
+
+    fn lift(self, _: &'t Trace, _: DType, _: Line) -> Tensor<'t> {
+        self
+    }
+}
+
+impl<'t> Operand<'t> for &Param {}
+impl<'t> Lift<'t> for &Param {
+    fn own_type(&self) -> Option<DType> {
+        Some(DType::F32)
+    }
+
+    fn lift(self, trace: &'t Trace, _: DType, at: Line) -> Tensor<'t> {
+        trace.read_param(self, at)
+    }
+}
+
+impl<'t> Operand<'t> for f32 {}
+impl<'t> Lift<'t> for f32 {
+    fn own_type(&self) -> Option<DType> {
+        None
+    }
+
+    fn lift(self, trace: &'t Trace, dtype: DType, at: Line) -> Tensor<'t> {
+        let dtype = computed(dtype);
+        constant(trace, at, number(self, dtype), dtype)
+    }
+}
+
+impl<'t> Operand<'t> for i32 {}
+impl<'t> Lift<'t> for i32 {
+    fn own_type(&self) -> Option<DType> {
+        None
+    }
+
+    fn lift(self, trace: &'t Trace, dtype: DType, at: Line) -> Tensor<'t> {
+        let dtype = computed(dtype);
+        let value = match dtype.lane() {
+            Lane::Bool => number(self as f32, dtype),
+            lane => Ok(Value::I32(self).cast(lane)),
+        };
+        constant(trace, at, value, dtype)
+    }
+}
+
+/// The type that arithmetic on a type gives.
+fn computed(dtype: DType) -> DType {
+    if dtype == DType::U8 { DType::I32 } else { dtype }
+}
+
+fn constant(trace: &Trace, at: Line, value: Result<Value, String>, dtype: DType) -> Tensor<'_> {
+    trace.record(at, &[], |g, _| Ok(g.emit(Op::Const(value?), &[], dtype, Dims::new())))
+}
+
+/// A number as a value of a type; what the type cannot hold is refused rather than changed.
+pub(crate) fn number(value: f32, dtype: DType) -> Result<Value, String> {
+    // As a float, the bound above i32 is exact only as 2³¹, which is excluded.
+    let fits = match dtype {
+        DType::F32 => true,
+        DType::I32 => value.fract() == 0.0 && (-2_147_483_648.0..2_147_483_648.0).contains(&value),
+        DType::U8 => value.fract() == 0.0 && (0.0..256.0).contains(&value),
+        DType::Bool => value == 0.0 || value == 1.0,
+    };
+    if fits { Ok(Value::F32(value).cast(dtype.lane())) } else { Err(format!("{value} is not a value of type {dtype}")) }
+}
+
+/// Adds a node under its shape rule; for operations whose shape follows from their operands.
+fn checked(g: &mut Graph, op: Op, inputs: &[NodeId]) -> Result<NodeId, String> {
+    checked_as(g, op, inputs, DType::F32, &Dims::new())
+}
+
+/// Adds a node under its shape rule; for operations whose type or shape is part of the node.
+fn checked_as(g: &mut Graph, op: Op, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Result<NodeId, String> {
+    let given: Vec<Given<'_>> = inputs.iter().map(|&i| Given { dtype: g.dtype(i), dims: g.dims(i) }).collect();
+    let (dtype, dims) = infer(&op, &given, (dtype, dims), &g.symbols)?;
+    Ok(g.emit(op, inputs, dtype, dims))
+}
+
+/// The text of a mistaken axis.
+fn no_axis(g: &Graph, what: &str, axis: usize, x: NodeId) -> String {
+    format!("{what}: {} has no axis {axis}", g.symbols.show(g.dims(x)))
+}
+
+/// Fails the run if an element of `index` lies outside `0..limit`.
+fn check_index(g: &mut Graph, index: NodeId, limit: Size) {
+    let (dtype, dims) = (g.dtype(index), g.dims(index).clone());
+    g.emit(Op::CheckIndex { limit }, &[index], dtype, dims);
+}

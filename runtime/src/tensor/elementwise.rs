@@ -1,0 +1,247 @@
+//! Elementwise operations: the rows of the table, operators, and functions made of them.
+
+use std::f32::consts::FRAC_1_SQRT_2;
+use std::ops;
+use std::panic::Location;
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Dims;
+
+use super::{Operand, Tensor, checked};
+use crate::graph::Graph;
+use crate::ops::{Emit, NodeId, Op};
+use crate::params::Param;
+
+/// The shape that shapes broadcast to: aligned at the last axis, lengths are equal or 1.
+pub(super) fn broadcast_shape(a: &[Size], b: &[Size]) -> Option<Dims> {
+    let rank = a.len().max(b.len());
+    let at = |d: &[Size], i: usize| (i + d.len()).checked_sub(rank).map_or(Size::ONE, |i| d[i]);
+    let join = |i| match (at(a, i), at(b, i)) {
+        (a, b) if a == b || b.is(1) => Some(a),
+        (a, b) if a.is(1) => Some(b),
+        _ => None,
+    };
+    (0..rank).map(join).collect()
+}
+
+/// The operands repeated to a common shape.
+fn broadcast_all(g: &mut Graph, what: &str, ids: &[NodeId]) -> Result<Vec<NodeId>, String> {
+    let mut dims = g.dims(ids[0]).clone();
+    for &id in &ids[1..] {
+        dims = broadcast_shape(&dims, g.dims(id)).ok_or_else(|| {
+            let shapes: Vec<String> = ids.iter().map(|&id| g.symbols.show(g.dims(id)).to_string()).collect();
+            format!("{what} {}: shapes do not broadcast", shapes.join(" and "))
+        })?;
+    }
+    Ok(ids.iter().map(|&id| g.broadcast(id, &dims)).collect())
+}
+
+impl<'t> Tensor<'t> {
+    #[track_caller]
+    fn elementwise(self, op: ScalarOp, rest: &[Tensor<'t>]) -> Tensor<'t> {
+        let mut operands = vec![self];
+        operands.extend_from_slice(rest);
+        self.trace.record(Location::caller(), &operands, |g, ids| {
+            let ids = broadcast_all(g, op.name(), ids)?;
+            checked(g, Op::Scalar(op), &ids)
+        })
+    }
+
+    #[track_caller]
+    fn binary(self, op: ScalarOp, rhs: impl Operand<'t>) -> Tensor<'t> {
+        let rhs = rhs.lift(self.trace, self.dtype(), Location::caller());
+        self.elementwise(op, &[rhs])
+    }
+}
+
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident $op:ident;)*) => {
+        impl<'t> Tensor<'t> {
+            $($(#[$doc])*
+            #[track_caller]
+            pub fn $name(self) -> Tensor<'t> {
+                self.elementwise(ScalarOp::$op, &[])
+            })*
+        }
+    };
+}
+
+macro_rules! binary {
+    ($($(#[$doc:meta])* $name:ident $op:ident;)*) => {
+        impl<'t> Tensor<'t> {
+            $($(#[$doc])*
+            #[track_caller]
+            pub fn $name(self, rhs: impl Operand<'t>) -> Tensor<'t> {
+                self.binary(ScalarOp::$op, rhs)
+            })*
+        }
+    };
+}
+
+unary! {
+    /// |x|
+    abs Abs;
+    /// −1, 0 or 1; NaN stays NaN.
+    sign Sign;
+    /// eˣ
+    exp Exp;
+    /// 2ˣ
+    exp2 Exp2;
+    /// eˣ − 1, exact near 0.
+    expm1 Expm1;
+    /// The natural logarithm.
+    ln Ln;
+    /// ln(1 + x), exact near 0.
+    log1p Log1p;
+    /// √x
+    sqrt Sqrt;
+    /// 1/√x
+    rsqrt Rsqrt;
+    /// 1/x
+    recip Recip;
+    /// tanh x
+    tanh Tanh;
+    /// 1/(1 + e⁻ˣ)
+    sigmoid Sigmoid;
+    /// max(x, 0); NaN stays NaN.
+    relu Relu;
+    /// The error function.
+    erf Erf;
+    /// sin x, x in radians.
+    sin Sin;
+    /// cos x, x in radians.
+    cos Cos;
+    /// The largest integer ≤ x, as a float.
+    floor Floor;
+    /// The smallest integer ≥ x, as a float.
+    ceil Ceil;
+    /// The nearest integer, halves to even, as a float.
+    round Round;
+}
+
+binary! {
+    /// xʸ, f32.
+    pow Pow;
+    /// The smaller of two; NaN if either is.
+    minimum Min;
+    /// The larger of two; NaN if either is.
+    maximum Max;
+    /// x < y
+    lt Lt;
+    /// x ≤ y
+    le Le;
+    /// x > y
+    gt Gt;
+    /// x ≥ y
+    ge Ge;
+    /// x = y
+    equal Eq;
+    /// x ≠ y
+    not_equal Ne;
+    /// x and y, of truth values.
+    and And;
+    /// x or y, of truth values.
+    or Or;
+    /// x or y but not both, of truth values.
+    xor Xor;
+}
+
+impl<'t> Tensor<'t> {
+    /// `a` where this truth value holds, else `b`.
+    #[track_caller]
+    pub fn select(self, a: impl Operand<'t>, b: impl Operand<'t>) -> Tensor<'t> {
+        let at = Location::caller();
+        let dtype = a.own_type().or(b.own_type()).unwrap_or(DType::F32);
+        let (a, b) = (a.lift(self.trace, dtype, at), b.lift(self.trace, dtype, at));
+        self.elementwise(ScalarOp::Select, &[a, b])
+    }
+
+    /// Conversion: floats truncate towards zero and saturate, NaN becomes 0; anything but zero is true.
+    #[track_caller]
+    pub fn cast(self, dtype: DType) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| Ok(g.cast(ids[0], dtype)))
+    }
+
+    /// x, but at least `low` and at most `high`.
+    #[track_caller]
+    pub fn clamp(self, low: f32, high: f32) -> Tensor<'t> {
+        if low <= high {
+            return self.maximum(low).minimum(high);
+        }
+        self.require(Location::caller(), |_, _| Err(format!("clamp between {low} and {high}: no number lies there")))
+    }
+
+    /// x²
+    #[track_caller]
+    pub fn square(self) -> Tensor<'t> {
+        self * self
+    }
+
+    /// x·Φ(x) with the normal distribution function Φ (Hendrycks & Gimpel 2016): ½x(1 + erf(x/√2)).
+    #[track_caller]
+    pub fn gelu(self) -> Tensor<'t> {
+        self * 0.5 * ((self * FRAC_1_SQRT_2).erf() + 1.0)
+    }
+
+    /// The approximation of [`Tensor::gelu`] by tanh, from the same paper: ½x(1 + tanh(√(2/π)(x + 0.044715x³))).
+    #[track_caller]
+    pub fn gelu_tanh(self) -> Tensor<'t> {
+        const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+        let inner = self * (self * self * 0.044_715 + 1.0) * SQRT_2_OVER_PI;
+        self * 0.5 * (inner.tanh() + 1.0)
+    }
+
+    /// x·sigmoid(x)
+    #[track_caller]
+    pub fn silu(self) -> Tensor<'t> {
+        self * self.sigmoid()
+    }
+
+    /// ln(1 + eˣ); x itself from 20 on, where the two are equal in f32.
+    #[track_caller]
+    pub fn softplus(self) -> Tensor<'t> {
+        // The exponent is bounded as well, so that the branch not taken has no infinite slope.
+        self.gt(20.0).select(self, self.minimum(20.0).exp().log1p())
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident),*) => {$(
+        impl<'t, R: Operand<'t>> ops::$trait<R> for Tensor<'t> {
+            type Output = Tensor<'t>;
+            #[track_caller]
+            fn $method(self, rhs: R) -> Tensor<'t> {
+                self.binary(ScalarOp::$trait, rhs)
+            }
+        }
+        operators!(@left $trait $method f32, i32, &Param);
+    )*};
+    (@left $trait:ident $method:ident $($left:ty),*) => {$(
+        impl<'t> ops::$trait<Tensor<'t>> for $left {
+            type Output = Tensor<'t>;
+            #[track_caller]
+            fn $method(self, rhs: Tensor<'t>) -> Tensor<'t> {
+                super::Lift::lift(self, rhs.trace, rhs.dtype(), Location::caller()).elementwise(ScalarOp::$trait, &[rhs])
+            }
+        }
+    )*};
+}
+operators!(Add add, Sub sub, Mul mul, Div div);
+
+impl<'t> ops::Neg for Tensor<'t> {
+    type Output = Tensor<'t>;
+    #[track_caller]
+    fn neg(self) -> Tensor<'t> {
+        self.elementwise(ScalarOp::Neg, &[])
+    }
+}
+
+impl<'t> ops::Not for Tensor<'t> {
+    type Output = Tensor<'t>;
+    #[track_caller]
+    fn not(self) -> Tensor<'t> {
+        self.elementwise(ScalarOp::Not, &[])
+    }
+}

@@ -1,0 +1,110 @@
+//! Softmax and its relatives, losses, dropout: compositions that fuse into few kernels.
+
+use std::panic::Location;
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::spec::ReduceOp;
+
+use super::index::{matches_position, require_index};
+use super::{Operand, Tensor, check_index};
+use crate::ops::Emit;
+
+impl<'t> Tensor<'t> {
+    /// An integer near the maximum along an axis, which stays with length 1. Subtracted before exponentials it keeps them
+    /// finite as the maximum itself would; and a rounded value has no gradient, so that none flows through the maximum, where
+    /// it would cancel anyway.
+    #[track_caller]
+    fn level(self, axis: usize) -> Tensor<'t> {
+        self.max_keep(axis).ceil()
+    }
+
+    /// eˣ/Σeˣ along an axis.
+    #[track_caller]
+    pub fn softmax(self, axis: usize) -> Tensor<'t> {
+        let x = self.require_float_axis(Location::caller(), "softmax", axis);
+        let e = (x - x.level(axis)).exp();
+        e / e.sum_keep(axis)
+    }
+
+    /// ln softmax along an axis, without its rounding errors.
+    #[track_caller]
+    pub fn log_softmax(self, axis: usize) -> Tensor<'t> {
+        let x = self.require_float_axis(Location::caller(), "log_softmax", axis);
+        let x = x - x.level(axis);
+        x - x.exp().sum_keep(axis).ln()
+    }
+
+    /// ln Σeˣ along an axis, which goes: −∞ where every element is −∞.
+    #[track_caller]
+    pub fn logsumexp(self, axis: usize) -> Tensor<'t> {
+        let x = self.require_float_axis(Location::caller(), "logsumexp", axis);
+        let level = x.level(axis);
+        // ∞ − ∞ is no number: an infinite level is not subtracted.
+        let level = level.abs().equal(f32::INFINITY).select(0.0, level);
+        let sum = (x - level).exp().sum_keep(axis).ln() + level;
+        sum.squeeze(axis)
+    }
+
+    /// The mean of −ln softmax(logits) at the labels: logits `[batch…, classes]` (f32), labels `[batch…]` (i32 or u8). A label
+    /// outside of `0..classes` fails the run.
+    #[track_caller]
+    pub fn cross_entropy(self, labels: Tensor<'t>) -> Tensor<'t> {
+        let at = Location::caller();
+        let logits = self.trace.record(at, &[self, labels], |g, ids| {
+            let (dims, of_labels) = (g.dims(ids[0]), g.dims(ids[1]));
+            let (shown, shown_labels) = (g.symbols.show(dims), g.symbols.show(of_labels));
+            let Some((_, batch)) = dims.split_last() else {
+                return Err(format!("cross_entropy of {shown}: logits [batch…, classes] are needed"));
+            };
+            if batch != of_labels.as_slice() {
+                return Err(format!("cross_entropy of {shown} with labels {shown_labels}: the labels have another shape than the batch"));
+            }
+            if g.dtype(ids[0]) != DType::F32 {
+                return Err(format!("cross_entropy: logits are {}, not f32", g.dtype(ids[0])));
+            }
+            require_index(g, "cross_entropy", ids[1])?;
+            Ok(ids[0])
+        });
+        let Some(axis) = logits.rank().checked_sub(1) else { return logits };
+        let x = logits - logits.level(axis);
+        // ln Σeˣ − x at the label, in one pass over the row: the label is compared, not used as an address.
+        let picked = self.trace.record(at, &[x, labels], |g, ids| {
+            let classes = g.dims(ids[0])[axis];
+            check_index(g, ids[1], classes);
+            let hit = matches_position(g, ids[1], classes);
+            let dims = g.dims(ids[0]).clone();
+            let zero = g.full(0.0, DType::F32, &dims);
+            let only = g.scalar(ScalarOp::Select, &[hit, ids[0], zero]);
+            Ok(g.reduce(ReduceOp::Sum, only, &[axis]))
+        });
+        (x.exp().sum_keep(axis).ln() - picked).mean()
+    }
+
+    /// The mean of (x − target)².
+    #[track_caller]
+    pub fn mse(self, target: impl Operand<'t>) -> Tensor<'t> {
+        (self - target).square().mean()
+    }
+
+    /// In a training trace zeroes each element with probability `p` and scales the others by 1/(1 − p) (Srivastava et al.
+    /// 2014); otherwise the identity.
+    #[track_caller]
+    pub fn dropout(self, p: f32) -> Tensor<'t> {
+        let x = self.require(Location::caller(), |g, x| {
+            if !(0.0..=1.0).contains(&p) {
+                return Err(format!("dropout: {p} is not a probability"));
+            }
+            if g.dtype(x) != DType::F32 {
+                return Err(format!("dropout does not take {}; convert with cast", g.dtype(x)));
+            }
+            Ok(())
+        });
+        if !self.trace.is_training() || p == 0.0 {
+            return x;
+        }
+        // With p = 1 nothing stays, and an infinite scale must not meet a zero.
+        let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
+        x.uniform_like().ge(p).select(x * scale, 0.0)
+    }
+}

@@ -1,0 +1,129 @@
+//! Matrix products, convolution and pooling.
+
+use std::panic::Location;
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::{Dims, PoolKind, Window};
+
+use super::elementwise::broadcast_shape;
+use super::{Operand, Tensor, checked};
+use crate::graph::Graph;
+use crate::ops::{ConvGeometry, Emit, NodeId, Op};
+use crate::shape::elements;
+
+impl<'t> Tensor<'t> {
+    /// `[batch…, m, k] × [batch…, k, n] → [batch…, m, n]`, f32; batch dimensions broadcast. An operand with one axis is a row
+    /// on the left and a column on the right, and that axis is not in the result.
+    #[track_caller]
+    pub fn matmul(self, rhs: impl Operand<'t>) -> Tensor<'t> {
+        let at = Location::caller();
+        let rhs = rhs.lift(self.trace, DType::F32, at);
+        self.trace.record(at, &[self, rhs], |g, ids| matmul(g, ids[0], ids[1]))
+    }
+
+    /// Convolution of an image `[n, channels, h, w]` with a weight `[out, channels, kh, kw]`, with stride 1 and no padding.
+    #[track_caller]
+    pub fn conv2d(self, weight: impl Operand<'t>) -> Tensor<'t> {
+        self.conv2d_with(weight, ConvGeometry::default())
+    }
+
+    /// Convolution of an image `[n, channels, h, w]` with a weight `[out, channels/groups, kh, kw]` (a cross-correlation, as is
+    /// usual in networks).
+    #[track_caller]
+    pub fn conv2d_with(self, weight: impl Operand<'t>, geometry: ConvGeometry) -> Tensor<'t> {
+        let at = Location::caller();
+        let weight = weight.lift(self.trace, DType::F32, at);
+        self.trace.record(at, &[self, weight], |g, ids| checked(g, Op::Conv2d(geometry), ids))
+    }
+
+    /// The largest element of each `k × k` window of an image `[n, channels, h, w]`; windows do not overlap.
+    #[track_caller]
+    pub fn max_pool2d(self, k: usize) -> Tensor<'t> {
+        self.max_pool2d_with(tiles(k))
+    }
+
+    /// The largest element of each window.
+    #[track_caller]
+    pub fn max_pool2d_with(self, window: Window) -> Tensor<'t> {
+        self.pool(PoolKind::Max, window)
+    }
+
+    /// The mean of each `k × k` window of an image `[n, channels, h, w]`; windows do not overlap.
+    #[track_caller]
+    pub fn avg_pool2d(self, k: usize) -> Tensor<'t> {
+        self.avg_pool2d_with(tiles(k))
+    }
+
+    /// The mean of each window; zeros of the padding count.
+    #[track_caller]
+    pub fn avg_pool2d_with(self, window: Window) -> Tensor<'t> {
+        self.pool(PoolKind::Avg { count_pad: true }, window)
+    }
+
+    /// The mean of each channel: `[n, channels, h, w] → [n, channels]`.
+    #[track_caller]
+    pub fn global_avg_pool(self) -> Tensor<'t> {
+        let image = self.require(Location::caller(), |g, x| match g.dims(x).len() {
+            4 => Ok(()),
+            _ => Err(format!("global_avg_pool of {}: an image [n, channels, h, w] is needed", g.symbols.show(g.dims(x)))),
+        });
+        image.mean_over([2, 3])
+    }
+
+    #[track_caller]
+    fn pool(self, kind: PoolKind, window: Window) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| checked(g, Op::Pool2d(kind, window), ids))
+    }
+}
+
+/// Windows side by side.
+fn tiles(k: usize) -> Window {
+    Window { k: [k, k], stride: [k, k], pad: [0, 0] }
+}
+
+fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId, String> {
+    let (da, db) = (g.dims(a).clone(), g.dims(b).clone());
+    let say = |g: &Graph, why: String| Err(format!("matmul {} × {}: {why}", g.symbols.show(&da), g.symbols.show(&db)));
+    if da.is_empty() || db.is_empty() {
+        return say(g, "both need an axis".into());
+    }
+    if g.dtype(a) != DType::F32 || g.dtype(b) != DType::F32 {
+        return say(g, format!("types are {} and {}, not f32", g.dtype(a), g.dtype(b)));
+    }
+    // One axis becomes two: a row on the left, a column on the right.
+    let (mut ma, mut mb) = (da.clone(), db.clone());
+    if ma.len() == 1 {
+        ma.insert(0, Size::ONE);
+    }
+    if mb.len() == 1 {
+        mb.push(Size::ONE);
+    }
+    let (ra, rb) = (ma.len(), mb.len());
+    let (m, k, l, n) = (ma[ra - 2], ma[ra - 1], mb[rb - 2], mb[rb - 1]);
+    if k != l {
+        let show = |d: Size| d.show(|s| g.symbols.name(s));
+        return say(g, format!("inner dimensions {} and {} differ", show(k), show(l)));
+    }
+    let Some(batch) = broadcast_shape(&ma[..ra - 2], &mb[..rb - 2]) else {
+        return say(g, "batch dimensions do not broadcast".into());
+    };
+    // One matrix on the right: the rows of all batches make one matrix, so nothing is repeated.
+    let rows = elements(&ma[..ra - 1]).filter(|_| rb == 2);
+    let (left, right) = match rows {
+        Some(rows) => (Dims::from_slice(&[rows, k]), mb),
+        None => {
+            let with = |r, c| batch.iter().copied().chain([r, c]).collect::<Dims>();
+            (with(m, k), with(l, n))
+        }
+    };
+    let a = g.reshape(a, if rows.is_some() { &left } else { &ma });
+    let a = g.broadcast(a, &left);
+    let b = if db.len() == 1 { g.reshape(b, &Dims::from_slice(&[l, n])) } else { b };
+    let b = g.broadcast(b, &right);
+    let product = g.matmul(a, b);
+    let mut dims = batch;
+    dims.extend((da.len() > 1).then_some(m));
+    dims.extend((db.len() > 1).then_some(n));
+    Ok(g.reshape(product, &dims))
+}

@@ -1,0 +1,168 @@
+//! Reductions. Each comes in three forms: over all axes, over some axes, which go (`_over`), and over some axes, which stay
+//! with length 1 (`_keep`).
+
+use std::ops::RangeFull;
+use std::panic::Location;
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::{Dims, ReduceOp};
+
+use super::{Tensor, checked};
+use crate::graph::Graph;
+use crate::ops::{Axes, Emit, NodeId, Op};
+use crate::shape::elements;
+
+/// Which axes: one number, an array or slice of numbers, or `..` for all.
+pub trait AxisSet {
+    /// The numbers, for a tensor of `rank` axes.
+    fn axes(&self, rank: usize) -> Axes;
+}
+
+impl AxisSet for usize {
+    fn axes(&self, _: usize) -> Axes {
+        Axes::from_slice(&[*self])
+    }
+}
+
+impl<const N: usize> AxisSet for [usize; N] {
+    fn axes(&self, _: usize) -> Axes {
+        Axes::from_slice(self)
+    }
+}
+
+impl AxisSet for &[usize] {
+    fn axes(&self, _: usize) -> Axes {
+        Axes::from_slice(self)
+    }
+}
+
+impl AxisSet for RangeFull {
+    fn axes(&self, rank: usize) -> Axes {
+        (0..rank).collect()
+    }
+}
+
+impl<'t> Tensor<'t> {
+    #[track_caller]
+    fn fold(self, op: ReduceOp, axes: impl AxisSet, keep: bool) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| reduce(g, op, ids[0], axes.axes(g.dims(ids[0]).len()), keep))
+    }
+
+    #[track_caller]
+    fn average(self, axes: impl AxisSet, keep: bool) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            let axes = axes.axes(g.dims(ids[0]).len());
+            let x = g.cast(ids[0], DType::F32);
+            let sum = reduce(g, ReduceOp::Sum, x, axes.clone(), keep)?;
+            let count = count(g, x, &axes)?;
+            let dims = g.dims(sum).clone();
+            let count = g.broadcast(count, &dims);
+            Ok(g.scalar(ScalarOp::Div, &[sum, count]))
+        })
+    }
+}
+
+fn reduce(g: &mut Graph, op: ReduceOp, x: NodeId, mut axes: Axes, keep: bool) -> Result<NodeId, String> {
+    axes.sort_unstable();
+    if let Some(twice) = axes.windows(2).find(|w| w[0] == w[1]) {
+        return Err(format!("{}: axis {} is named twice", Op::Reduce(op, axes.clone()).name(), twice[0]));
+    }
+    let folded = checked(g, Op::Reduce(op, axes.clone()), &[x])?;
+    if keep {
+        return Ok(folded);
+    }
+    let dims: Dims = g.dims(folded).iter().enumerate().filter(|(i, _)| !axes.contains(i)).map(|(_, d)| *d).collect();
+    Ok(g.reshape(folded, &dims))
+}
+
+/// How many elements fold into one, as an f32 scalar. The product of bounded lengths is a value of the run.
+fn count(g: &mut Graph, x: NodeId, axes: &Axes) -> Result<NodeId, String> {
+    let lengths: Vec<Size> = axes.iter().map(|&a| g.dims(x)[a]).collect();
+    let fixed = lengths.iter().filter_map(|d| d.as_fixed()).map(|n| n as f64).product::<f64>();
+    let bounded: Dims = lengths.into_iter().filter(|d| d.as_fixed().is_none()).collect();
+    let factor = g.constant(fixed as f32, DType::F32);
+    if bounded.is_empty() {
+        return Ok(factor);
+    }
+    let product = elements(&bounded).ok_or("mean: too many bounded lengths are multiplied")?;
+    let n = g.emit(Op::Size(product), &[], DType::I32, Dims::new());
+    let n = g.cast(n, DType::F32);
+    Ok(if fixed == 1.0 { n } else { g.mul(n, factor) })
+}
+
+macro_rules! reductions {
+    ($($(#[$doc:meta])* $call:ident($($op:expr)?) $all:ident $over:ident $keep:ident;)*) => {
+        impl<'t> Tensor<'t> {
+            $($(#[$doc])*
+            ///
+            /// Over all axes, to a scalar.
+            #[track_caller]
+            pub fn $all(self) -> Tensor<'t> {
+                self.$call($($op,)? .., false)
+            }
+
+            $(#[$doc])*
+            ///
+            /// Over the given axes, which go.
+            #[track_caller]
+            pub fn $over(self, axes: impl AxisSet) -> Tensor<'t> {
+                self.$call($($op,)? axes, false)
+            }
+
+            $(#[$doc])*
+            ///
+            /// Over the given axes, which stay with length 1.
+            #[track_caller]
+            pub fn $keep(self, axes: impl AxisSet) -> Tensor<'t> {
+                self.$call($($op,)? axes, true)
+            })*
+        }
+    };
+}
+
+reductions! {
+    /// The sum, of f32 or i32.
+    fold(ReduceOp::Sum) sum sum_over sum_keep;
+    /// The product, of f32 or i32.
+    fold(ReduceOp::Prod) prod prod_over prod_keep;
+    /// The largest element, of f32 or i32; NaN if any is.
+    fold(ReduceOp::Max) max max_over max_keep;
+    /// The smallest element, of f32 or i32; NaN if any is.
+    fold(ReduceOp::Min) min min_over min_keep;
+    /// Whether any truth value holds.
+    fold(ReduceOp::Any) any any_over any_keep;
+    /// Whether all truth values hold.
+    fold(ReduceOp::All) all all_over all_keep;
+    /// The mean, f32: of truth values the share that holds.
+    average() mean mean_over mean_keep;
+}
+
+impl<'t> Tensor<'t> {
+    /// The first position (i32) of the largest element along an axis, which goes; along several axes the position counts in
+    /// their row-major order. NaN counts as largest.
+    #[track_caller]
+    pub fn argmax(self, axes: impl AxisSet) -> Tensor<'t> {
+        self.fold(ReduceOp::ArgMax, axes, false)
+    }
+
+    /// [`Tensor::argmax`], but the axes stay with length 1.
+    #[track_caller]
+    pub fn argmax_keep(self, axes: impl AxisSet) -> Tensor<'t> {
+        self.fold(ReduceOp::ArgMax, axes, true)
+    }
+
+    /// The first position (i32) of the smallest element along an axis, which goes; along several axes the position counts in
+    /// their row-major order. NaN counts as smallest.
+    #[track_caller]
+    pub fn argmin(self, axes: impl AxisSet) -> Tensor<'t> {
+        self.fold(ReduceOp::ArgMin, axes, false)
+    }
+
+    /// [`Tensor::argmin`], but the axes stay with length 1.
+    #[track_caller]
+    pub fn argmin_keep(self, axes: impl AxisSet) -> Tensor<'t> {
+        self.fold(ReduceOp::ArgMin, axes, true)
+    }
+}

@@ -1,0 +1,137 @@
+//! Rearrangements: the same elements under another shape. Most cost no bytes.
+
+use std::panic::Location;
+
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Dims;
+
+use super::{Tensor, checked, checked_as, no_axis};
+use crate::graph::Graph;
+use crate::ops::{Axes, Emit, NodeId, Op};
+use crate::shape::{Dim, Shape, elements};
+use crate::trace::resolve;
+
+impl<'t> Tensor<'t> {
+    /// The same elements in the same order under another shape; one length may be −1: it follows from the others.
+    #[track_caller]
+    pub fn reshape(self, shape: impl Into<Shape>) -> Tensor<'t> {
+        let mut shape = shape.into();
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            let open: Vec<usize> = (0..shape.0.len()).filter(|&i| shape.0[i] == Dim::Fixed(-1)).collect();
+            open.iter().for_each(|&i| shape.0[i] = Dim::Fixed(1));
+            let mut dims = resolve(&mut g.symbols, &shape).map_err(|why| format!("reshape: {why}"))?;
+            match open[..] {
+                [] => {}
+                [at] => {
+                    let missing = elements(g.dims(ids[0])).zip(elements(&dims)).and_then(|(n, known)| n.checked_div_size(known));
+                    dims[at] = missing.ok_or_else(|| {
+                        let mut wanted: Vec<String> = dims.iter().map(|d| d.show(|s| g.symbols.name(s))).collect();
+                        wanted[at] = "-1".into();
+                        format!("reshape {} to [{}]: no length for -1 fits", g.symbols.show(g.dims(ids[0])), wanted.join(", "))
+                    })?;
+                }
+                _ => return Err(format!("reshape: {} lengths are -1; one can be", open.len())),
+            }
+            let dtype = g.dtype(ids[0]);
+            checked_as(g, Op::Reshape, ids, dtype, &dims)
+        })
+    }
+
+    /// The axes from `from` on joined into one: `[a, b, c]` from 1 is `[a, b·c]`.
+    #[track_caller]
+    pub fn flatten(self, from: usize) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            let dims = g.dims(ids[0]);
+            let (kept, joined) =
+                dims.split_at_checked(from).filter(|(_, j)| !j.is_empty()).ok_or_else(|| no_axis(g, "flatten", from, ids[0]))?;
+            let mut dims = Dims::from_slice(kept);
+            dims.push(elements(joined).ok_or("flatten: the joined length has no form as one size")?);
+            Ok(g.reshape(ids[0], &dims))
+        })
+    }
+
+    /// Axis i of the result is axis `axes[i]` of this tensor; each is named once.
+    #[track_caller]
+    pub fn permute(self, axes: impl AsRef<[usize]>) -> Tensor<'t> {
+        let axes = Axes::from_slice(axes.as_ref());
+        self.trace.record(Location::caller(), &[self], |g, ids| checked(g, Op::Permute(axes), ids))
+    }
+
+    /// Two axes exchanged.
+    #[track_caller]
+    pub fn transpose(self, a: usize, b: usize) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            let rank = g.dims(ids[0]).len();
+            if let Some(axis) = [a, b].into_iter().find(|&axis| axis >= rank) {
+                return Err(no_axis(g, "transpose", axis, ids[0]));
+            }
+            let mut axes: Axes = (0..rank).collect();
+            axes.swap(a, b);
+            Ok(g.permute(ids[0], &axes))
+        })
+    }
+
+    /// The last two axes exchanged.
+    #[track_caller]
+    pub fn t(self) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            if g.dims(ids[0]).len() < 2 {
+                return Err(format!("t of {}: two axes are needed", g.symbols.show(g.dims(ids[0]))));
+            }
+            Ok(g.transpose(ids[0]))
+        })
+    }
+
+    /// Repeated to a shape by the broadcasting rule: aligned at the last axis, lengths of 1 repeat; −1 keeps a length.
+    #[track_caller]
+    pub fn expand(self, shape: impl Into<Shape>) -> Tensor<'t> {
+        let shape = shape.into();
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            let from = g.dims(ids[0]).clone();
+            let mut dims = Dims::new();
+            for (i, &dim) in shape.dims().iter().enumerate() {
+                let own = (i + from.len()).checked_sub(shape.dims().len()).map(|i| from[i]);
+                match (dim, own) {
+                    (Dim::Fixed(-1), Some(own)) => dims.push(own),
+                    _ => dims.extend(resolve(&mut g.symbols, &Shape::from((dim,))).map_err(|why| format!("expand: {why}"))?),
+                }
+            }
+            let fits = super::elementwise::broadcast_shape(&from, &dims).is_some_and(|joint| joint == dims);
+            if !fits {
+                return Err(format!("expand {} to {}: only axes of length 1 repeat", g.symbols.show(&from), g.symbols.show(&dims)));
+            }
+            Ok(g.broadcast(ids[0], &dims))
+        })
+    }
+
+    /// An axis of length 1 removed.
+    #[track_caller]
+    pub fn squeeze(self, axis: usize) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            let mut dims = g.dims(ids[0]).clone();
+            if axis >= dims.len() {
+                return Err(no_axis(g, "squeeze", axis, ids[0]));
+            }
+            if !dims[axis].is(1) {
+                return Err(format!("squeeze: axis {axis} of {} is not of length 1", g.symbols.show(&dims)));
+            }
+            dims.remove(axis);
+            Ok(g.reshape(ids[0], &dims))
+        })
+    }
+
+    /// An axis of length 1 added, which becomes axis `axis`.
+    #[track_caller]
+    pub fn unsqueeze(self, axis: usize) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| unsqueeze(g, ids[0], axis, "unsqueeze"))
+    }
+}
+
+pub(super) fn unsqueeze(g: &mut Graph, x: NodeId, axis: usize, what: &str) -> Result<NodeId, String> {
+    let mut dims = g.dims(x).clone();
+    if axis > dims.len() {
+        return Err(no_axis(g, what, axis, x));
+    }
+    dims.insert(axis, Size::ONE);
+    Ok(g.reshape(x, &dims))
+}

@@ -1,0 +1,433 @@
+//! Tracing: a model runs once on symbols, and what it does is written down as a graph.
+//!
+//! Mistakes do not stop a trace. Each is recorded with the user's line and layer, the call gives a *poisoned* tensor, and
+//! whatever is made of that one stays silent; `compile` returns all mistakes together.
+
+mod random;
+mod state;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Dims;
+use smallvec::SmallVec;
+
+use crate::error::Mistake;
+use crate::graph::{Graph, InputInfo, Origin, Phase};
+use crate::ops::{Emit, NodeId, Op};
+use crate::optim::{Optimizer, Weight};
+use crate::params::{Param, Params};
+use crate::passes::autodiff;
+use crate::shape::{Dim, Shape, Symbols, elements};
+use crate::tensor::{Operand, POISON, Tensor, number};
+
+pub use state::State;
+
+/// The user's line.
+pub(crate) type Line = &'static Location<'static>;
+
+/// A program being written down.
+pub struct Trace {
+    building: RefCell<Building>,
+    training: bool,
+    name: String,
+}
+
+#[derive(Default)]
+struct Building {
+    graph: Graph,
+    mistakes: Vec<Mistake>,
+    /// Where the parameters come from.
+    params: Option<Params>,
+    /// The node of each variable, and whether it is assigned already.
+    variables: Vec<(NodeId, bool)>,
+    /// How many random operations there are.
+    streams: u32,
+    /// Whether nodes belong to an optimizer.
+    updating: bool,
+    /// The line reported for calls made by this library itself, where the caller's line is lost: inside of a
+    /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
+    stand_in: Option<Line>,
+}
+
+impl Building {
+    /// `at`, unless it lies in this library and there is a line to report in its place.
+    fn user_line(&self, at: Line) -> Line {
+        let own = file!().strip_suffix("trace.rs").is_some_and(|folder| at.file().starts_with(folder));
+        self.stand_in.filter(|_| own).unwrap_or(at)
+    }
+
+    /// The layer of an operation: that of a parameter among its operands, else the first an operand has.
+    fn layer(&self, operands: &[NodeId]) -> Arc<str> {
+        let weight = |id: &&NodeId| {
+            // A transposed weight is the weight still.
+            let mut node = self.graph.node(**id);
+            while node.op.is_view() {
+                node = self.graph.node(node.inputs[0]);
+            }
+            matches!(node.op, Op::Variable(v) if self.graph.variables[v as usize].is_param)
+        };
+        let layer = |id: &NodeId| &self.graph.origin(*id).layer;
+        let found = operands.iter().filter(weight).chain(operands).map(layer).find(|layer| !layer.is_empty());
+        found.map_or_else(|| Arc::from(""), Arc::clone)
+    }
+
+    fn mistake(&mut self, at: Line, layer: &str, message: String) {
+        let location = self.user_line(at);
+        self.mistakes.push(Mistake { location, layer: layer.to_string(), message });
+    }
+}
+
+impl Trace {
+    /// A program that learns: dropout drops, [`Trace::minimize`] is allowed, and randomness moves on with every step.
+    pub fn training() -> Self {
+        Trace { building: RefCell::default(), training: true, name: "train".into() }
+    }
+
+    /// A program that only computes: dropout is the identity, and random numbers are the same in every run.
+    pub fn inference() -> Self {
+        Trace { building: RefCell::default(), training: false, name: "infer".into() }
+    }
+
+    /// The same with the name that reports show.
+    pub fn named(mut self, name: &str) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// The name that reports show: "train" or "infer" unless it was [named](Trace::named).
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether this is a [training](Trace::training) trace.
+    pub fn is_training(&self) -> bool {
+        self.training
+    }
+
+    /// The declarations that the parameters read so far belong to.
+    pub fn params(&self) -> Option<Params> {
+        self.building.borrow().params.clone()
+    }
+
+    /// Declares an input. In a run inputs are handed over in the order of declaration.
+    #[track_caller]
+    pub fn input(&self, name: &'static str, dtype: DType, shape: impl Into<Shape>) -> Tensor<'_> {
+        let shape = shape.into();
+        self.record(Location::caller(), &[], |g, _| {
+            let dims = resolve(&mut g.symbols, &shape).map_err(|why| format!("input \"{name}\": {why}"))?;
+            if g.inputs.iter().any(|i| i.name == name) {
+                return Err(format!("input \"{name}\" is declared a second time"));
+            }
+            g.inputs.push(InputInfo { name, dtype, dims: dims.clone(), donated_to: None });
+            Ok(g.emit(Op::Input(g.inputs.len() as u32 - 1), &[], dtype, dims))
+        })
+    }
+
+    /// Says that the bytes of an input become those of output `position` of the program: a [`Buffer`](crate::Buffer) fed to
+    /// it by [`donate`](crate::Buffer::donate) holds that output after the run, and every handle made before is dead. The
+    /// two have one type and shape; each is named once.
+    #[track_caller]
+    pub fn donate(&self, input: Tensor<'_>, position: usize) {
+        let at = Location::caller();
+        if input.is_poisoned() {
+            return;
+        }
+        let mut building = self.building.borrow_mut();
+        let found = std::ptr::eq(input.trace, self).then(|| building.graph.node(input.id).op.clone());
+        let Some(Op::Input(i)) = found else {
+            return building.mistake(at, "", "donate: only an input of this trace can be donated".into());
+        };
+        let twice = building.graph.inputs.iter().any(|known| known.donated_to == Some(position as u32));
+        let info = &mut building.graph.inputs[i as usize];
+        let name = info.name;
+        if twice || info.donated_to.replace(position as u32).is_some() {
+            building.mistake(at, "", format!("donate: input \"{name}\" or output {position} is donated a second time"));
+        }
+    }
+
+    /// The value of a parameter, as it is when a step begins.
+    #[track_caller]
+    pub fn param(&self, param: &Param) -> Tensor<'_> {
+        self.read_param(param, Location::caller())
+    }
+
+    pub(crate) fn read_param(&self, param: &Param, at: Line) -> Tensor<'_> {
+        let foreign = {
+            let mut building = self.building.borrow_mut();
+            !building.params.get_or_insert_with(|| param.params().clone()).same(param.params())
+        };
+        if foreign {
+            return self.fail(at, param.layer(), format!("parameter \"{}\" belongs to other Params than those used before", param.name()));
+        }
+        let info = state::variable(param.shared_name().clone(), DType::F32, param.sizes().clone(), param.init(), true);
+        self.declare(at, param.layer(), info).value()
+    }
+
+    /// One value everywhere. Numbers that the type cannot hold are mistakes.
+    #[track_caller]
+    pub fn full(&self, value: f32, dtype: DType, shape: impl Into<Shape>) -> Tensor<'_> {
+        let shape = shape.into();
+        self.record(Location::caller(), &[], |g, _| {
+            let dims = resolve(&mut g.symbols, &shape).map_err(|why| format!("full: {why}"))?;
+            let value = number(value, dtype)?;
+            let one = g.emit(Op::Const(value), &[], dtype, Dims::new());
+            Ok(g.broadcast(one, &dims))
+        })
+    }
+
+    /// Zeros of type f32.
+    #[track_caller]
+    pub fn zeros(&self, shape: impl Into<Shape>) -> Tensor<'_> {
+        self.full(0.0, DType::F32, shape)
+    }
+
+    /// Ones of type f32.
+    #[track_caller]
+    pub fn ones(&self, shape: impl Into<Shape>) -> Tensor<'_> {
+        self.full(1.0, DType::F32, shape)
+    }
+
+    /// `0, 1, … n − 1`: i32 `[n]`.
+    #[track_caller]
+    pub fn arange(&self, n: impl Into<Dim>) -> Tensor<'_> {
+        let n = n.into();
+        self.record(Location::caller(), &[], |g, _| {
+            let dims = resolve(&mut g.symbols, &Shape::from((n,))).map_err(|why| format!("arange: {why}"))?;
+            countable("arange", &g.symbols, &dims)?;
+            Ok(g.emit(Op::Index(Dims::from_slice(&[Size::ONE])), &[], DType::I32, dims))
+        })
+    }
+
+    /// The gradient of a scalar with respect to parameters or tensors, each in the shape of what it belongs to: zeros where
+    /// the scalar does not depend on it. Gradients are tensors like any other and can be differentiated again.
+    #[track_caller]
+    pub fn gradients<'t, W: Operand<'t>, const N: usize>(&'t self, of: Tensor<'t>, wrt: [W; N]) -> [Tensor<'t>; N] {
+        let at = Location::caller();
+        let wrt = wrt.map(|w| w.lift(self, DType::F32, at));
+        let of = self.scalar_loss(at, "gradients", of);
+        let of = wrt.iter().fold(of, |of, &w| {
+            self.record(at, &[of, w], |g, ids| match g.dtype(ids[1]) {
+                dtype if dtype.is_float() => Ok(ids[0]),
+                dtype => Err(format!("gradients: there is no gradient with respect to a tensor of type {dtype}")),
+            })
+        });
+        if of.is_poisoned() || wrt.iter().any(|w| w.is_poisoned()) {
+            return [self.poisoned(); N];
+        }
+        let mut building = self.building.borrow_mut();
+        let graph = &mut building.graph;
+        let nodes = wrt.map(|w| w.id);
+        let mut found = autodiff::gradients(graph, of.id, &nodes).into_iter();
+        nodes.map(|w| {
+            let gradient = found.next().flatten().unwrap_or_else(|| {
+                let dims = graph.dims(w).clone();
+                graph.full(0.0, DType::F32, &dims)
+            });
+            Tensor { trace: self, id: gradient }
+        })
+    }
+
+    /// Makes every step change the parameters that `loss` depends on, so that it becomes smaller. The loss is an f32 scalar.
+    #[track_caller]
+    pub fn minimize<'t>(&'t self, loss: Tensor<'t>, optimizer: impl Optimizer) {
+        let at = Location::caller();
+        if let Err(why) = optimizer.check() {
+            self.fail(at, "", format!("minimize: {why}"));
+            return;
+        }
+        if !self.training {
+            self.fail(at, "", "minimize: this trace is for inference; a model learns in Trace::training()".into());
+            return;
+        }
+        let loss = self.scalar_loss(at, "minimize", loss);
+        if loss.is_poisoned() {
+            return;
+        }
+        let Some(weights) = self.weights(at, loss) else { return };
+        self.building.borrow_mut().updating = true;
+        self.on_behalf(at, || optimizer.update(self, &weights));
+        self.building.borrow_mut().updating = false;
+    }
+
+    /// The parameters a loss depends on, with their gradients; `None` after a mistake.
+    fn weights<'t>(&'t self, at: Line, loss: Tensor<'t>) -> Option<Vec<Weight<'t>>> {
+        let mut building = self.building.borrow_mut();
+        let building = &mut *building;
+        let graph = &mut building.graph;
+        let mut needed = vec![false; loss.id.at() + 1];
+        needed[loss.id.at()] = true;
+        for i in (0..needed.len()).rev() {
+            if needed[i] {
+                graph.nodes[i].inputs.iter().for_each(|input| needed[input.at()] = true);
+            }
+        }
+        let is_weight = |(v, (node, _)): &(usize, &(NodeId, bool))| graph.variables[*v].is_param && needed.get(node.at()) == Some(&true);
+        let found: Vec<(usize, NodeId)> =
+            building.variables.iter().enumerate().filter(is_weight).map(|(v, (node, _))| (v, *node)).collect();
+        let nodes: Vec<NodeId> = found.iter().map(|(_, node)| *node).collect();
+        let gradients = autodiff::gradients(graph, loss.id, &nodes);
+        let tensor = |id| Tensor { trace: self, id };
+        let weights: Vec<Weight<'t>> = found
+            .iter()
+            .zip(gradients)
+            .filter_map(|(&(v, node), gradient)| Some(Weight::new(v as u32, tensor(node), tensor(gradient?))))
+            .collect();
+        if weights.is_empty() {
+            building.mistake(at, "", "minimize: the loss has no gradient with respect to any parameter".into());
+            return None;
+        }
+        let twice: Vec<usize> = weights.iter().map(|w| w.variable() as usize).filter(|&v| building.variables[v].1).collect();
+        for &v in &twice {
+            let name = building.graph.variables[v].name.clone();
+            building.mistake(at, "", format!("minimize: parameter \"{name}\" is updated a second time"));
+        }
+        twice.is_empty().then_some(weights)
+    }
+
+    fn scalar_loss<'t>(&'t self, at: Line, what: &str, loss: Tensor<'t>) -> Tensor<'t> {
+        self.record(at, &[loss], |g, ids| {
+            let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]));
+            if dtype != DType::F32 || !dims.is_empty() {
+                return Err(format!("{what}: the loss is {dtype} {}, not an f32 scalar; mean() makes one", g.symbols.show(dims)));
+            }
+            Ok(ids[0])
+        })
+    }
+
+    /// The graph that computes `outputs`, with everything that the trace does besides; or all mistakes so far.
+    #[track_caller]
+    pub fn finish(&self, outputs: &[Tensor<'_>]) -> Result<Graph, Vec<Mistake>> {
+        let mut building = self.building.borrow_mut();
+        for (i, output) in outputs.iter().enumerate() {
+            if !std::ptr::eq(output.trace, self) {
+                building.mistake(Location::caller(), "", format!("output {i} belongs to another trace"));
+            }
+        }
+        if !building.mistakes.is_empty() {
+            return Err(building.mistakes.clone());
+        }
+        let mut graph = building.graph.clone();
+        graph.outputs = outputs.iter().map(|o| o.id).collect();
+        for info in &graph.inputs {
+            let Some(position) = info.donated_to else { continue };
+            let output = graph.outputs.get(position as usize).map(|&o| graph.node(o));
+            if output.is_none_or(|o| (o.dtype, &o.dims) != (info.dtype, &info.dims)) {
+                let is = output.map_or("does not exist".into(), |o| format!("is {} {}", o.dtype, graph.symbols.show(&o.dims)));
+                let message =
+                    format!("donate: input \"{}\" is {} {}, output {position} {is}", info.name, info.dtype, graph.symbols.show(&info.dims));
+                building.mistake(Location::caller(), "", message);
+            }
+        }
+        if building.mistakes.is_empty() { Ok(graph) } else { Err(building.mistakes.clone()) }
+    }
+
+    /// Writes an operation down. `build` adds its nodes and says which is the result, or what is wrong; then none is added.
+    pub(crate) fn record<'t>(
+        &'t self,
+        at: Line,
+        operands: &[Tensor<'t>],
+        build: impl FnOnce(&mut Graph, &[NodeId]) -> Result<NodeId, String>,
+    ) -> Tensor<'t> {
+        if operands.iter().any(|t| t.is_poisoned()) {
+            return self.poisoned();
+        }
+        if operands.iter().any(|t| !std::ptr::eq(t.trace, self)) {
+            return self.fail(at, "", "the operands belong to two traces".into());
+        }
+        let ids: SmallVec<[NodeId; 4]> = operands.iter().map(|t| t.id).collect();
+        let layer = self.building.borrow().layer(&ids);
+        self.record_in(at, layer, |g| build(g, &ids))
+    }
+
+    /// [`Trace::record`] in a given layer.
+    fn record_in(&self, at: Line, layer: Arc<str>, build: impl FnOnce(&mut Graph) -> Result<NodeId, String>) -> Tensor<'_> {
+        let mut building = self.building.borrow_mut();
+        let location = building.user_line(at);
+        let phase = if building.updating { Phase::Update } else { Phase::Forward };
+        let graph = &mut building.graph;
+        graph.set_origin(Origin { location, layer: layer.clone(), phase });
+        let start = graph.nodes.len();
+        let built = build(graph).and_then(|id| fits(graph, start).map(|()| id));
+        match built {
+            Ok(id) => Tensor { trace: self, id },
+            Err(message) => {
+                graph.nodes.truncate(start);
+                building.mistake(at, &layer, message);
+                self.poisoned()
+            }
+        }
+    }
+
+    /// Records a mistake.
+    pub(crate) fn fail(&self, at: Line, layer: &str, message: String) -> Tensor<'_> {
+        self.building.borrow_mut().mistake(at, layer, message);
+        self.poisoned()
+    }
+
+    pub(crate) fn poisoned(&self) -> Tensor<'_> {
+        Tensor { trace: self, id: POISON }
+    }
+
+    /// Reports `at` for the calls that this library makes during `work`.
+    pub(crate) fn on_behalf<R>(&self, at: Line, work: impl FnOnce() -> R) -> R {
+        let before = {
+            let mut building = self.building.borrow_mut();
+            let line = building.user_line(at);
+            building.stand_in.replace(line)
+        };
+        let result = work();
+        self.building.borrow_mut().stand_in = before;
+        result
+    }
+
+    /// Looks at the graph.
+    pub(crate) fn with_graph<R>(&self, look: impl FnOnce(&Graph) -> R) -> R {
+        look(&self.building.borrow().graph)
+    }
+}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let building = self.building.borrow();
+        let (nodes, mistakes) = (building.graph.nodes.len(), building.mistakes.len());
+        f.debug_struct("Trace").field("name", &self.name).field("nodes", &nodes).field("mistakes", &mistakes).finish()
+    }
+}
+
+/// A shape as sizes, its bounded dimensions interned.
+pub(crate) fn resolve(symbols: &mut Symbols, shape: &Shape) -> Result<Dims, String> {
+    let size = |dim: &Dim| match *dim {
+        Dim::Fixed(n) if n < 0 => Err(format!("the length {n} is negative")),
+        Dim::Fixed(n) => Ok(Size::fixed(n)),
+        Dim::Bounded { name, max } => symbols.intern(name, max).map(Size::symbol),
+    };
+    shape.dims().iter().map(size).collect()
+}
+
+/// Refuses what has more elements than an i32 can number.
+pub(crate) fn countable(what: &str, symbols: &Symbols, dims: &[Size]) -> Result<(), String> {
+    match elements(dims).and_then(|n| n.checked_at(&symbols.bounds())) {
+        Some(n) if n <= 1 << 31 => Ok(()),
+        _ => Err(format!("{what} {}: more than 2³¹ elements cannot be numbered", symbols.show(dims))),
+    }
+}
+
+/// Refuses values whose size has no form or overflows, among the nodes from `start` on.
+fn fits(graph: &Graph, start: usize) -> Result<(), String> {
+    for node in &graph.nodes[start..] {
+        let say = |why: &str| Err(format!("{} {}: {why}", node.op.name(), graph.symbols.show(&node.dims)));
+        let Some(count) = elements(&node.dims) else {
+            return say("the number of elements overflows, or has too many bounded lengths in it to be planned");
+        };
+        let bytes = count.checked_at(&graph.symbols.bounds()).and_then(|n| n.checked_mul(node.dtype.bytes() as i64));
+        if bytes.is_none() {
+            return say("the number of bytes overflows");
+        }
+    }
+    Ok(())
+}

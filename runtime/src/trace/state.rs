@@ -1,0 +1,188 @@
+//! Named state: variables that a step reads and replaces in place.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Dims;
+
+use super::{Line, Trace, resolve};
+use crate::graph::VariableInfo;
+use crate::ops::{Emit, Op};
+use crate::params::Init;
+use crate::shape::{Shape, Symbols};
+use crate::tensor::Tensor;
+
+/// The name of the random state.
+pub(super) const RANDOM: &str = "random";
+/// The name of the counter of completed training steps.
+const STEPS: &str = "optim.step";
+
+/// A named variable that accompanies weights: it lives in the session, is saved with the weights, and a step may replace it.
+/// A step reads the value that stood when the step began; what is [set](State::set) stands when the step has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct State<'t> {
+    trace: &'t Trace,
+    /// `None` after a mistake.
+    variable: Option<u32>,
+}
+
+impl<'t> State<'t> {
+    /// What it holds when a step begins.
+    pub fn value(self) -> Tensor<'t> {
+        let id = self.variable.map(|v| self.trace.building.borrow().variables[v as usize].0);
+        id.map_or(self.trace.poisoned(), |id| Tensor { trace: self.trace, id })
+    }
+
+    /// What it holds when the step has ended: a tensor of its type and shape. Once per trace.
+    #[track_caller]
+    pub fn set(self, value: Tensor<'t>) {
+        if let Some(variable) = self.variable {
+            self.trace.assign(Location::caller(), variable, value);
+        }
+    }
+}
+
+pub(super) fn variable(name: Arc<str>, dtype: DType, dims: Dims, init: Init, is_param: bool) -> VariableInfo {
+    VariableInfo { name, dtype, dims, init, is_param }
+}
+
+impl Trace {
+    /// Declares a named state of fixed lengths, or gives the one of this name. `init` is what it holds before the first step
+    /// of a session that has none of this name yet.
+    #[track_caller]
+    pub fn state(&self, name: &str, dtype: DType, shape: impl Into<Shape>, init: Init) -> State<'_> {
+        let at = Location::caller();
+        let shape = shape.into();
+        let fault = || {
+            let dims = resolve(&mut Symbols::default(), &shape)?;
+            if dims.iter().any(|d| d.as_fixed().is_none()) {
+                return Err("its lengths must be fixed".into());
+            }
+            match init {
+                _ if name.is_empty() => Err("a state needs a name".into()),
+                _ if name == RANDOM => Err("this name belongs to the random state".to_string()),
+                Init::RandomState => Err("only the random state starts as one".into()),
+                Init::Uniform { .. } | Init::Normal { .. } if dtype != DType::F32 => Err(format!("random values are f32, not {dtype}")),
+                Init::Constant(value) => crate::tensor::number(value, dtype).map(|_| dims),
+                _ => init.fault().map_or(Ok(dims), Err),
+            }
+        };
+        match fault() {
+            Ok(dims) => self.declare(at, &Arc::from(""), variable(Arc::from(name), dtype, dims, init, false)),
+            Err(why) => {
+                self.fail(at, "", format!("state \"{name}\": {why}"));
+                State { trace: self, variable: None }
+            }
+        }
+    }
+
+    /// The variable of this name, declared at its first use.
+    pub(crate) fn declare(&self, at: Line, layer: &Arc<str>, info: VariableInfo) -> State<'_> {
+        let known = self.building.borrow().graph.variable(&info.name);
+        let Some(v) = known else { return self.declare_new(at, layer, info) };
+        let clash = {
+            let building = self.building.borrow();
+            let old = &building.graph.variables[v as usize];
+            let show = |i: &VariableInfo| {
+                let kind = if i.is_param { "parameter" } else { "state" };
+                format!("{kind} {} {}", i.dtype, building.graph.symbols.show(&i.dims))
+            };
+            let same = (old.dtype, &old.dims, old.is_param) == (info.dtype, &info.dims, info.is_param);
+            (!same).then(|| format!("\"{}\" is declared as {} and as {}", info.name, show(old), show(&info)))
+        };
+        let variable = match clash {
+            None => Some(v),
+            Some(message) => {
+                self.fail(at, layer, message);
+                None
+            }
+        };
+        State { trace: self, variable }
+    }
+
+    fn declare_new(&self, at: Line, layer: &Arc<str>, info: VariableInfo) -> State<'_> {
+        let node = self.record_in(at, layer.clone(), |g| {
+            let v = g.variables.len() as u32;
+            Ok(g.emit(Op::Variable(v), &[], info.dtype, info.dims.clone()))
+        });
+        if node.is_poisoned() {
+            return State { trace: self, variable: None };
+        }
+        let mut building = self.building.borrow_mut();
+        building.graph.variables.push(info);
+        building.variables.push((node.id, false));
+        State { trace: self, variable: Some(building.variables.len() as u32 - 1) }
+    }
+
+    /// The state `slot.name` beside a variable: of its type, shape and layer, zeros at first.
+    pub(crate) fn beside_variable(&self, at: Line, variable: u32, slot: &str) -> State<'_> {
+        let (layer, info) = {
+            let building = self.building.borrow();
+            let of = &building.graph.variables[variable as usize];
+            let layer = building.graph.origin(building.variables[variable as usize].0).layer.clone();
+            let name = Arc::from(format!("{slot}.{}", of.name));
+            (layer, self::variable(name, of.dtype, of.dims.clone(), Init::Constant(0.0), false))
+        };
+        self.declare(at, &layer, info)
+    }
+
+    /// Makes `value` what a variable holds after the step.
+    pub(crate) fn assign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
+        let index = variable as usize;
+        let before = self.building.borrow().variables[index].1;
+        let done = self.record(at, &[value], |g, ids| {
+            let info = &g.variables[index];
+            let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]).clone());
+            if (dtype, &dims) != (info.dtype, &info.dims) {
+                let (is, got) = (g.symbols.show(&info.dims), g.symbols.show(&dims));
+                return Err(format!("\"{}\" is {} {is} and cannot be set to {dtype} {got}", info.name, info.dtype));
+            }
+            if before {
+                return Err(format!("\"{}\" is set a second time", info.name));
+            }
+            Ok(g.emit(Op::Assign(variable), ids, dtype, dims))
+        });
+        // A value that is wrong already was reported; the next one is not a second.
+        self.building.borrow_mut().variables[index].1 |= !done.is_poisoned();
+    }
+
+    /// Whether a variable is set already.
+    fn is_assigned(&self, state: State<'_>) -> bool {
+        state.variable.is_none_or(|v| self.building.borrow().variables[v as usize].1)
+    }
+
+    /// The random state (i32 `[3]`: seed low, seed high, step). A training trace that reads it counts its last number up.
+    pub(super) fn random_state(&self, at: Line) -> Tensor<'_> {
+        let dims = Dims::from_slice(&[Size::fixed(3)]);
+        let state = self.declare(at, &Arc::from(""), variable(Arc::from(RANDOM), DType::I32, dims, Init::RandomState, false));
+        if self.is_training() && !self.is_assigned(state) {
+            let next = self.record(at, &[state.value()], |g, ids| {
+                // + [0, 0, 1], without an array of constants.
+                let dims = g.dims(ids[0]).clone();
+                let place = g.emit(Op::Index(Dims::from_slice(&[Size::ONE])), &[], DType::I32, dims.clone());
+                let last = g.full(2.0, DType::I32, &dims);
+                let is_last = g.scalar(ScalarOp::Eq, &[place, last]);
+                let one = g.cast(is_last, DType::I32);
+                Ok(g.add(ids[0], one))
+            });
+            if let Some(v) = state.variable {
+                self.assign(at, v, next);
+            }
+        }
+        state.value()
+    }
+
+    /// How many training steps were completed before this one: an i32 scalar, kept in the state "optim.step". A training
+    /// trace that asks for it counts it up, once, however many optimizers ask.
+    #[track_caller]
+    pub fn completed_steps(&self) -> Tensor<'_> {
+        let state = self.state(STEPS, DType::I32, (), Init::Constant(0.0));
+        if self.is_training() && !self.is_assigned(state) {
+            state.set(state.value() + 1);
+        }
+        state.value()
+    }
+}

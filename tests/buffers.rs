@@ -1,0 +1,93 @@
+//! Buffers that stay on the device: fed without a copy, donated to an output, dead after that.
+
+use ndarray::{Array2, arr2};
+use slabwise::prelude::*;
+use slabwise::{Error, Program};
+
+fn doubling(session: &mut Session) -> Program<1> {
+    let trace = Trace::inference().named("double");
+    let x = trace.input("x", F32, (2, 3));
+    trace.donate(x, 0);
+    session.compile(&trace, [x * 2.0 + x.sum()]).expect("compiles")
+}
+
+fn start() -> (Session, Array2<f32>) {
+    (Session::new(Device::Cpu, Params::seeded(0)).expect("a session"), arr2(&[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+}
+
+#[test]
+fn a_resident_buffer_is_read_where_it_is_and_stays() {
+    let (mut session, x) = start();
+    let program = doubling(&mut session);
+    let buffer = session.upload("x", &x).expect("uploads");
+    for _ in 0..3 {
+        let [y] = session.run(&program, (&buffer,)).expect("runs");
+        assert_eq!(y.array::<f32>().expect("f32"), (&x * 2.0 + 21.0).into_dyn());
+    }
+    assert_eq!(session.download::<f32>(&buffer).expect("is alive"), x.into_dyn());
+}
+
+#[test]
+fn a_donated_buffer_becomes_the_output_and_is_dead() {
+    let (mut session, x) = start();
+    let program = doubling(&mut session);
+    let first = session.upload("x", &x).expect("uploads");
+    let copy = first.clone();
+    let [y] = session.run(&program, (first.donate(),)).expect("runs");
+    let second = y.buffer().expect("the output took the buffer over");
+    let want = (&x * 2.0 + 21.0).into_dyn();
+    assert_eq!(session.download::<f32>(&second).expect("is alive"), want);
+    let error = session.run(&program, (&copy,)).err().expect("the buffer was donated");
+    assert!(matches!(&error, Error::Donated { name } if name == "x"), "{error}");
+    assert!(matches!(session.download::<f32>(&copy), Err(Error::Donated { .. })));
+    // The new handle goes on, in dynamic mode too.
+    let [z] = session.run_dynamic(&program, (second.donate(),)).expect("runs");
+    let third = z.buffer().expect("the output took the buffer over");
+    let sum: f32 = want.sum();
+    assert_eq!(session.download::<f32>(&third).expect("is alive"), want * 2.0 + sum);
+}
+
+#[test]
+fn one_buffer_cannot_be_donated_and_used_in_one_run() {
+    let (mut session, x) = start();
+    let trace = Trace::inference();
+    let [a, b] = ["a", "b"].map(|name| trace.input(name, F32, (2, 3)));
+    trace.donate(a, 0);
+    let program = session.compile(&trace, [a + b]).expect("compiles");
+    let buffer = session.upload("x", &x).expect("uploads");
+    let copy = buffer.clone();
+    assert!(matches!(session.run(&program, (buffer.donate(), &copy)), Err(Error::Donated { .. })));
+    assert_eq!(session.download::<f32>(&copy).expect("nothing ran, nothing is lost"), x.into_dyn());
+}
+
+#[test]
+fn freed_and_foreign_buffers_are_errors() {
+    let (mut session, x) = start();
+    let program = doubling(&mut session);
+    let buffer = session.upload("x", &x).expect("uploads");
+    let (mut other, _) = start();
+    let elsewhere = other.upload("y", &x).expect("uploads");
+    assert!(matches!(session.run(&program, (&elsewhere,)), Err(Error::Foreign(_))));
+    session.free(buffer.clone()).expect("is alive");
+    assert!(matches!(session.run(&program, (&buffer,)), Err(Error::Donated { .. })));
+    assert!(session.free(buffer).is_err());
+}
+
+#[test]
+fn donations_that_do_not_fit_are_mistakes() {
+    let (mut session, _) = start();
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (2, 3));
+    trace.donate(x, 0);
+    let line = line!() - 1;
+    trace.donate(x, 1);
+    trace.donate(x + 1.0, 0);
+    let error = session.compile(&trace, [x.sum()]).err().expect("three mistakes").to_string();
+    assert!(error.contains(&format!("buffers.rs:{}", line + 2)), "{error}");
+    assert!(error.contains("donated a second time") && error.contains("only an input"), "{error}");
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (2, 3));
+    trace.donate(x, 0);
+    let error = session.compile(&trace, [x.sum()]).err().expect("another shape").to_string();
+    assert!(error.contains("input \"x\" is f32 [2, 3], output 0 is f32 []"), "{error}");
+}

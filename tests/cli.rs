@@ -1,0 +1,182 @@
+//! The command line as scripts see it: keys, numbers, exit codes.
+#![cfg(feature = "cli")]
+
+use std::collections::BTreeSet;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn slabwise(args: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_slabwise")).args(args.split_whitespace()).output().unwrap()
+}
+
+/// What a command that succeeds prints.
+fn text(args: &str) -> String {
+    let output = slabwise(args);
+    assert_eq!(output.status.code(), Some(0), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(args: &str) -> Value {
+    serde_json::from_str(&text(&format!("{args} --json"))).unwrap()
+}
+
+/// What a command that fails with this code writes to stderr; nothing goes to stdout.
+fn failure(args: &str, code: i32) -> String {
+    let output = slabwise(args);
+    assert_eq!(output.status.code(), Some(code), "{args}");
+    assert!(output.stdout.is_empty(), "{args}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn keys(value: &Value) -> BTreeSet<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+fn assert_keys(value: &Value, expected: &str) {
+    assert_eq!(keys(value), expected.split_whitespace().collect());
+    for (key, value) in value.as_object().unwrap().iter().filter(|(key, _)| key.ends_with("_bytes")) {
+        assert!(value.is_u64(), "{key}: {value}");
+    }
+}
+
+const PLAN: &str = "model batch slab_bytes lower_bound_bytes without_reuse_bytes persistent_bytes kernels compile_s";
+const COMPARE: &str = "no_reuse_bytes dynamic_bytes planned_without_inplace_bytes planned_bytes measured_bytes lower_bound_bytes \
+                       step_ms_dynamic step_ms_planned";
+const BENCH: &str = "model batch optimizer device threads steps step_ms_median step_ms_min compile_s first_step_s params_bytes \
+                     state_bytes slab_bytes lower_bound_bytes peak_measured_bytes rss_peak_bytes";
+
+#[test]
+fn plan_tells_what_a_step_needs() {
+    let plan = json("plan mlp --batch 32");
+    assert_keys(&plan, PLAN);
+    assert_eq!((plan["model"].as_str(), plan["batch"].as_u64()), (Some("mlp"), Some(32)));
+    // Weights and one momentum for each: 2 · 535,818 numbers of 4 bytes.
+    assert_eq!(plan["persistent_bytes"].as_u64(), Some(2 * 535_818 * 4));
+    let named = json("plan mlp --batch 32 --kernels");
+    assert_eq!(named["kernel_names"].as_array().unwrap().len() as u64, named["kernels"].as_u64().unwrap());
+    // Adam: two moments and a counter of steps.
+    assert_eq!(json("plan mlp --optimizer adam")["persistent_bytes"].as_u64(), Some(3 * 535_818 * 4 + 4));
+    // A batch whose tensors are never touched is planned as quickly.
+    assert!(json("plan cnn --batch 4096")["slab_bytes"].as_u64() > json("plan cnn")["slab_bytes"].as_u64());
+    assert!(text("plan mlp --kernels").contains("lower bound"));
+}
+
+#[test]
+fn plan_draws_a_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.svg");
+    text(&format!("plan mlp --svg {}", path.display()));
+    let svg = std::fs::read_to_string(&path).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("hidden1"), "{}", &svg[..svg.len().min(200)]);
+    let nowhere = failure(&format!("plan mlp --svg {}/none/plan.svg", folder.path().display()), 1);
+    assert!(nowhere.starts_with("error: ") && nowhere.contains("plan.svg"), "{nowhere}");
+}
+
+#[test]
+fn a_budget_is_kept_or_refused_with_the_bill() {
+    let plan = json("plan mlp");
+    let needed = plan["persistent_bytes"].as_u64().unwrap() + plan["slab_bytes"].as_u64().unwrap();
+    assert_eq!(json("plan mlp --budget 64MiB")["slab_bytes"], plan["slab_bytes"]);
+    assert!(text(&format!("plan mlp --budget {}", needed + 4096)).contains("slab"));
+    for budget in ["1MiB", "0", &(needed - 1).to_string()] {
+        let why = failure(&format!("plan mlp --budget {budget}"), 1);
+        assert!(why.starts_with("error: the budget of ") && why.contains("too small"), "{why}");
+    }
+}
+
+fn assert_planned(report: &Value) {
+    assert_eq!(keys(report), BTreeSet::from(["model", "batch", "train", "infer"]));
+    for program in ["train", "infer"] {
+        let measured = &report[program];
+        assert_keys(measured, COMPARE);
+        let bytes = |key: &str| measured[key].as_u64().unwrap();
+        assert_eq!(bytes("planned_bytes"), bytes("lower_bound_bytes"), "{program}");
+        assert_eq!(bytes("measured_bytes"), bytes("planned_bytes"), "{program}");
+        assert!(bytes("planned_bytes") <= bytes("dynamic_bytes"), "{program}");
+        assert!(bytes("planned_bytes") <= bytes("planned_without_inplace_bytes"), "{program}");
+        assert!(bytes("dynamic_bytes") < bytes("no_reuse_bytes"), "{program}");
+        assert!(["step_ms_dynamic", "step_ms_planned"].iter().all(|key| measured[key].as_f64().unwrap() > 0.0));
+    }
+}
+
+#[test]
+fn planned_is_the_lower_bound_and_what_is_measured() {
+    assert_planned(&json("compare mlp --batch 256 --steps 2"));
+    assert_planned(&json("compare cnn --batch 64 --steps 1"));
+}
+
+#[test]
+fn compare_all_is_a_list() {
+    let all = json("compare --all --batch 2 --steps 1");
+    let models: Vec<&str> = all.as_array().unwrap().iter().filter_map(|report| report["model"].as_str()).collect();
+    assert_eq!(models, ["mlp", "cnn"]);
+    assert!(text("compare mlp --batch 2 --steps 1").contains("lower bound"));
+}
+
+#[test]
+fn bench_times_steps() {
+    let bench = json("bench mlp --batch 8 --optimizer adamw --steps 3 --threads 1");
+    assert_keys(&bench, BENCH);
+    assert_eq!([&bench["optimizer"], &bench["device"]], ["adamw", "cpu"]);
+    assert_eq!([&bench["steps"], &bench["threads"], &bench["batch"], &bench["params_bytes"]], [3, 1, 8, 535_818 * 4]);
+    assert_eq!(bench["peak_measured_bytes"], bench["slab_bytes"]);
+    assert!(bench["step_ms_min"].as_f64().unwrap() <= bench["step_ms_median"].as_f64().unwrap());
+    assert!(bench["compile_s"].as_f64().unwrap() > 0.0 && bench["first_step_s"].as_f64().unwrap() > 0.0);
+    let gemm = json("bench gemm --n 64 --steps 3");
+    assert_eq!(gemm["n"], 64);
+    assert!(gemm["gflops"].as_f64().unwrap() > 0.0);
+    for grad in ["", "--grad"] {
+        let chain = json(&format!("bench chain --n 5000 --steps 3 {grad}"));
+        assert_eq!((chain["n"].as_u64(), chain["grad"].as_bool()), (Some(5000), Some(!grad.is_empty())));
+        assert!(chain["step_ms_median"].as_f64().unwrap() > 0.0);
+    }
+    assert!(text("bench gemm --n 8 --steps 1").contains("gflops"));
+}
+
+#[test]
+fn wrong_usage_is_told_apart_from_what_cannot_be_done() {
+    for wrong in [
+        "",
+        "plam mlp",
+        "plan",
+        "plan mlp --bach 3",
+        "plan mlp --batch 0",
+        "plan mlp --batch many",
+        "plan mlp --budget 3parsecs",
+        "plan mlp --device tpu",
+        "compare",
+        "compare mlp --all",
+        "bench mlp --optimizer sdg",
+        "bench mlp --threads 0",
+    ] {
+        failure(wrong, 2);
+    }
+    for unknown in ["plan resnet99", "compare resnet99", "bench resnet99"] {
+        let why = failure(unknown, 2);
+        assert!(why.contains("unknown model \"resnet99\"; there are mlp, cnn"), "{why}");
+    }
+    let device = failure("plan mlp --device cuda:0", 1);
+    assert!(device.starts_with("error: device cuda:0"), "{device}");
+    let size = failure("bench gemm --n 4294967295", 1);
+    assert!(size.starts_with("error: "), "{size}");
+}
+
+#[test]
+fn info_names_settings_and_where_they_came_from() {
+    let info = |threads: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise"));
+        command.arg("info").env_remove("SLABWISE_THREADS").envs(threads.map(|n| ("SLABWISE_THREADS", n)));
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, text, _) = info(None);
+    assert_eq!(code, Some(0));
+    assert!(text.contains(env!("CARGO_PKG_VERSION")) && text.contains("portable") && text.contains("one for each core"), "{text}");
+    let (code, text, _) = info(Some("3"));
+    assert_eq!(code, Some(0));
+    assert!(text.contains("3 (from SLABWISE_THREADS)"), "{text}");
+    let (code, _, why) = info(Some("lots"));
+    assert_eq!(code, Some(1));
+    assert!(why.contains("SLABWISE_THREADS is \"lots\""), "{why}");
+}

@@ -1,0 +1,166 @@
+//! Random graphs: the compiled program gives what the reference evaluator gives, and the same with every optimisation on
+//! or off, planned or dynamic, on one thread or several.
+//!
+//! Bit-equal: planned and dynamic mode, thread counts, memory checks, every fusion and every planner option. Within rounding
+//! (of sums, and of functions such as exp): against the reference evaluator, and where simplification changes what is
+//! computed.
+
+mod support;
+
+use ndarray::{ArrayD, IxDyn};
+use slabwise::feed::Input;
+use slabwise::passes::{Fuse, Simplify};
+use slabwise::reference::{Array, Precision, evaluate};
+use slabwise::shape::Env;
+use slabwise::{CompileOptions, Device, Session, params::Params};
+use slabwise_kernels::dtype::DType;
+use support::random_graph::{BATCH, RandomGraph};
+
+/// Outputs, then what the variables hold after the step.
+type Results = Vec<Vec<f64>>;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Planned,
+    Dynamic,
+}
+
+fn host(array: &Array) -> Box<dyn Input> {
+    let shape = IxDyn(&array.dims);
+    let ok = "the array has its shape's elements";
+    match array.dtype {
+        DType::F32 => Box::new(ArrayD::from_shape_vec(shape, array.values.iter().map(|&v| v as f32).collect()).expect(ok)),
+        DType::I32 => Box::new(ArrayD::from_shape_vec(shape, array.values.iter().map(|&v| v as i32).collect()).expect(ok)),
+        _ => Box::new(ArrayD::from_shape_vec(shape, array.values.iter().map(|&v| v as u8).collect()).expect(ok)),
+    }
+}
+
+fn run<const N: usize>(case: &RandomGraph, env: &Env, options: CompileOptions, threads: usize, mode: Mode) -> Results {
+    let (inputs, variables) = case.arguments(env);
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session").with_threads(threads).with_options(options);
+    let program = session.compile_graph::<N>("random", &case.graph).unwrap_or_else(|e| panic!("{e}\n{}", case.graph));
+    for (info, array) in case.graph.variables.iter().zip(&variables) {
+        let values = array.values.iter().map(|&v| v as f32).collect();
+        let values = ArrayD::from_shape_vec(IxDyn(&array.dims), values).expect("the array has its shape's elements");
+        session.set_value(&info.name, &values).expect("the variable exists");
+    }
+    let owned: Vec<Box<dyn Input>> = inputs.iter().map(host).collect();
+    let feed: Vec<&dyn Input> = owned.iter().map(|b| &**b).collect();
+    let outputs = match mode {
+        Mode::Planned => session.run(&program, &feed[..]),
+        Mode::Dynamic => session.run_dynamic(&program, &feed[..]),
+    };
+    let outputs = outputs.unwrap_or_else(|e| panic!("{e}\n{}", case.graph));
+    let values = |o: &slabwise::Output<'_>| -> Vec<f64> {
+        match o.dtype() {
+            DType::F32 => o.view::<f32>().expect("f32").iter().map(|&v| f64::from(v)).collect(),
+            DType::I32 => o.view::<i32>().expect("i32").iter().map(|&v| f64::from(v)).collect(),
+            _ => o.view::<u8>().expect("bytes").iter().map(|&v| f64::from(v)).collect(),
+        }
+    };
+    let mut results: Results = outputs.iter().map(values).collect();
+    for info in &case.graph.variables {
+        results.push(session.value(&info.name).expect("the variable exists").iter().map(|&v| f64::from(v)).collect());
+    }
+    if mode == Mode::Planned {
+        assert_eq!(session.last_run().peak_slab_bytes, program.plan().slab_bytes(), "measured is planned\n{}", program.plan());
+    }
+    results
+}
+
+/// [`run`] for as many outputs as the graph has.
+fn run_any(case: &RandomGraph, env: &Env, options: CompileOptions, threads: usize, mode: Mode) -> Results {
+    macro_rules! by_count {
+        ($($n:literal)*) => { match case.graph.outputs.len() { $($n => run::<$n>(case, env, options, threads, mode),)* n => panic!("{n} outputs") } };
+    }
+    by_count!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24)
+}
+
+fn close(a: f64, b: f64) -> bool {
+    (a.is_nan() && b.is_nan()) || a == b || (a - b).abs() <= 2e-4 * (1.0 + a.abs().max(b.abs()))
+}
+
+fn compare(seed: u64, what: &str, a: &Results, b: &Results, exact: bool, case: &RandomGraph) {
+    assert_eq!(a.len(), b.len());
+    for (at, (x, y)) in a.iter().zip(b).enumerate() {
+        assert_eq!(x.len(), y.len(), "seed {seed}, {what}, result {at}");
+        for (i, (&p, &q)) in x.iter().zip(y).enumerate() {
+            let same = if exact { p.to_bits() == q.to_bits() || (p.is_nan() && q.is_nan()) } else { close(p, q) };
+            assert!(same, "seed {seed}, {what}, result {at}, element {i}: {p} and {q}\n{}", case.graph);
+        }
+    }
+}
+
+fn expected(case: &RandomGraph, env: &Env) -> Results {
+    let (inputs, variables) = case.arguments(env);
+    let result = evaluate(&case.graph, env, &inputs, &variables, Precision::Single).expect("the graph evaluates");
+    let mut all: Results = result.outputs.into_iter().map(|o| o.values).collect();
+    for (new, old) in result.assigned.into_iter().zip(&variables) {
+        all.push(new.unwrap_or_else(|| old.clone()).values);
+    }
+    all
+}
+
+#[test]
+fn programs_agree_with_the_reference_evaluator() {
+    for seed in 0..60 {
+        let case = RandomGraph::new(seed, 12);
+        for batch in [BATCH, 1] {
+            let env = case.env(batch);
+            let want = expected(&case, &env);
+            compare(seed, "planned", &run_any(&case, &env, CompileOptions::default(), 2, Mode::Planned), &want, false, &case);
+        }
+    }
+}
+
+#[test]
+fn neither_mode_nor_threads_change_a_bit() {
+    for seed in 100..140 {
+        let case = RandomGraph::new(seed, 14);
+        let env = case.env(BATCH - 1);
+        let options = CompileOptions::default();
+        let base = run_any(&case, &env, options, 1, Mode::Planned);
+        compare(seed, "two threads", &run_any(&case, &env, options, 2, Mode::Planned), &base, true, &case);
+        compare(seed, "three threads", &run_any(&case, &env, options, 3, Mode::Planned), &base, true, &case);
+        compare(seed, "dynamic", &run_any(&case, &env, options, 2, Mode::Dynamic), &base, true, &case);
+        let checked = CompileOptions { check_memory: true, ..options };
+        compare(seed, "memory checks", &run_any(&case, &env, checked, 2, Mode::Planned), &base, true, &case);
+    }
+}
+
+#[test]
+fn optimisations_can_be_switched_off() {
+    let on = CompileOptions::default();
+    let planner = slabwise_planner::Options::default();
+    for seed in 200..240 {
+        let case = RandomGraph::new(seed, 14);
+        let env = case.env(BATCH);
+        let base = run_any(&case, &env, on, 2, Mode::Planned);
+        for (what, fuse) in [
+            ("no fusion", Fuse::none()),
+            ("no elementwise fusion", Fuse { elementwise: false, ..Fuse::default() }),
+            ("no reduction fusion", Fuse { reductions: false, ..Fuse::default() }),
+            ("no rows", Fuse { rows: false, ..Fuse::default() }),
+            ("no epilogues", Fuse { epilogues: false, ..Fuse::default() }),
+            ("no siblings", Fuse { siblings: false, ..Fuse::default() }),
+        ] {
+            // A reduction may sum in another order inside another kernel.
+            compare(seed, what, &run_any(&case, &env, CompileOptions { fuse, ..on }, 2, Mode::Planned), &base, false, &case);
+        }
+        for (what, planner) in [
+            ("not in place", slabwise_planner::Options { in_place: false, ..planner }),
+            ("no reuse", slabwise_planner::Options { reuse: false, ..planner }),
+            ("program order", slabwise_planner::Options { order: slabwise_planner::OrderPolicy::Program, ..planner }),
+        ] {
+            compare(seed, what, &run_any(&case, &env, CompileOptions { planner, ..on }, 2, Mode::Planned), &base, true, &case);
+        }
+        for (what, simplify) in [
+            ("no simplification", Simplify { cse: false, fold: false, algebra: false }),
+            ("no common subexpressions", Simplify { cse: false, ..Simplify::default() }),
+            ("no folding", Simplify { fold: false, ..Simplify::default() }),
+            ("no algebra", Simplify { algebra: false, ..Simplify::default() }),
+        ] {
+            compare(seed, what, &run_any(&case, &env, CompileOptions { simplify, ..on }, 2, Mode::Planned), &base, false, &case);
+        }
+    }
+}

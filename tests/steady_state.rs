@@ -1,0 +1,134 @@
+//! After `compile`, a step allocates nothing: a global allocator counts what any thread of this program asks for.
+//!
+//! This file is the one place outside of the crate `kernels` with `unsafe`: a global allocator cannot be written without it.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ndarray::{ArrayD, Axis, Slice};
+use slabwise::models::{Model, OptimizerKind};
+use slabwise::prelude::*;
+
+/// The system's allocator, counting.
+struct Counting;
+
+/// Calls that gave or moved memory, and calls that gave it back.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+static GIVEN_BACK: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the contract; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        TAKEN.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`, which is the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        TAKEN.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as for `alloc`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        TAKEN.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the block came from the system's allocator with this layout, as all blocks here do.
+        unsafe { System.realloc(block, layout, bytes) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        GIVEN_BACK.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as for `realloc`.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How many allocations and deallocations `work` makes, on all threads together.
+fn counted(work: impl FnOnce()) -> (u64, u64) {
+    let before = (TAKEN.load(Ordering::SeqCst), GIVEN_BACK.load(Ordering::SeqCst));
+    work();
+    (TAKEN.load(Ordering::SeqCst) - before.0, GIVEN_BACK.load(Ordering::SeqCst) - before.1)
+}
+
+/// The first rows of a batch.
+fn first<T: Clone>(array: &ArrayD<T>, rows: usize) -> ArrayD<T> {
+    array.slice_axis(Axis(0), Slice::from(..rows)).to_owned()
+}
+
+const STEPS: usize = 50;
+/// Steps of what is only another way in.
+const FEW: usize = 5;
+
+fn steps_of(model: Model, optimizer: OptimizerKind, batch: usize, last: usize, steps: usize) {
+    let what = format!("{model} {optimizer}");
+    let params = Params::seeded(1);
+    let network = model.build(&params);
+    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+    let bound = Dim::bounded("batch", batch as u32);
+    let train = network.training(&mut session, bound, optimizer).expect("the model compiles");
+    let infer = network.inference(&mut session, bound).expect("the model compiles");
+    let (images, labels) = model.batch(batch, 7);
+    let labels = labels.into_dyn();
+    let (few_images, few_labels) = (first(&images, last), first(&labels, last));
+
+    // One step of each: threads start, what is made at the first use is made.
+    let mut sum = session.run(&train, (&images, &labels)).expect("a step")[0].item();
+    sum += session.run(&infer, (&images,)).expect("a step")[0].item();
+
+    let train_steps = counted(|| {
+        for _ in 0..steps {
+            sum += session.run(&train, (&images, &labels)).expect("a step")[0].item();
+        }
+    });
+    let smaller_steps = counted(|| {
+        for _ in 0..steps {
+            sum += session.run(&train, (&few_images, &few_labels)).expect("a step")[0].item();
+        }
+    });
+    let slice_steps = counted(|| {
+        // Flat slices and views take other ways in.
+        let (pixels, classes) = (images.as_slice().expect("in order"), labels.view());
+        for _ in 0..FEW {
+            sum += session.run(&train, (pixels, &classes)).expect("a step")[0].item();
+        }
+    });
+    let infer_steps = counted(|| {
+        for _ in 0..steps {
+            let [logits] = session.run(&infer, (&images,)).expect("a step");
+            sum += logits.view::<f32>().expect("logits are f32").sum();
+            let [logits] = session.run(&infer, (&few_images,)).expect("a step");
+            sum += logits.item();
+        }
+    });
+    assert!(sum.is_finite(), "{what}: {sum}");
+    let nothing = (0, 0);
+    assert_eq!(train_steps, nothing, "{what}: allocations and deallocations in {steps} training steps");
+    assert_eq!(smaller_steps, nothing, "{what}: in {steps} steps of a smaller batch");
+    assert_eq!(slice_steps, nothing, "{what}: in {FEW} steps fed with slices");
+    assert_eq!(infer_steps, nothing, "{what}: in {steps} inferences");
+
+    // Buffers that stay on the device are fed without one too.
+    let (images, labels) = (session.upload("images", &images).expect("room"), session.upload("labels", &labels).expect("room"));
+    let resident_steps = counted(|| {
+        for _ in 0..FEW {
+            sum += session.run(&train, (&images, &labels)).expect("a step")[0].item();
+        }
+    });
+    assert_eq!(resident_steps, nothing, "{what}: in {FEW} steps on resident inputs");
+}
+
+/// One test, since the count is of the whole process.
+#[test]
+fn a_step_allocates_nothing() {
+    let noticed = counted(|| drop(std::hint::black_box(vec![0u8; 100])));
+    assert!(noticed.0 >= 1 && noticed.1 >= 1, "the allocator counts");
+
+    steps_of(Model::Mlp, OptimizerKind::Sgd, 64, 37, STEPS);
+    steps_of(Model::Mlp, OptimizerKind::Adam, 64, 37, STEPS);
+    // Small batches: what a convolution allocates or not does not depend on them.
+    steps_of(Model::Cnn, OptimizerKind::Sgd, 4, 3, STEPS);
+    steps_of(Model::Cnn, OptimizerKind::Adam, 4, 3, STEPS);
+}

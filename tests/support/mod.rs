@@ -1,0 +1,116 @@
+//! What several test binaries share.
+#![allow(dead_code)] // each binary uses a part of it
+
+pub mod random_graph;
+
+use slabwise::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
+use slabwise::ops::{Emit, NodeId, Op};
+use slabwise::params::Init;
+use slabwise::reference::Array;
+use slabwise::shape::{Dims, Size};
+use slabwise_kernels::dtype::DType;
+
+/// A small generator of equally likely numbers (SplitMix64).
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// In `0..n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    pub fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    /// In `low..high`, with few enough digits to be an f32.
+    pub fn float(&mut self, low: f64, high: f64) -> f64 {
+        let unit = (self.bits() >> 40) as f64 / (1u64 << 24) as f64;
+        f64::from((low + (high - low) * unit) as f32)
+    }
+
+    pub fn pick<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len())]
+    }
+}
+
+/// Fixed lengths.
+pub fn dims(lengths: &[usize]) -> Dims {
+    lengths.iter().map(|&n| Size::fixed(n as i64)).collect()
+}
+
+/// A graph with nothing in it but the place where nodes come from.
+#[track_caller]
+pub fn graph() -> Graph {
+    let mut graph = Graph::default();
+    graph.set_origin(Origin { location: std::panic::Location::caller(), layer: "".into(), phase: Phase::Forward });
+    graph
+}
+
+/// Adds an input.
+pub fn input(graph: &mut Graph, dtype: DType, dims: &Dims) -> NodeId {
+    let at = graph.inputs.len() as u32;
+    graph.inputs.push(InputInfo { name: "input", dtype, dims: dims.clone(), donated_to: None });
+    graph.emit(Op::Input(at), &[], dtype, dims.clone())
+}
+
+/// Adds a variable.
+pub fn variable(graph: &mut Graph, dtype: DType, dims: &Dims, init: Init) -> NodeId {
+    let at = graph.variables.len() as u32;
+    let is_param = dtype.is_float();
+    graph.variables.push(VariableInfo { name: format!("variable{at}").into(), dtype, dims: dims.clone(), init, is_param });
+    graph.emit(Op::Variable(at), &[], dtype, dims.clone())
+}
+
+/// How many kinds of operations there are.
+pub const KINDS: usize = 26;
+
+/// Numbers the kinds of operations. There is no wildcard: a new operation asks here for a number, and the tests that count
+/// numbers ask for a case.
+pub fn kind(op: &Op) -> usize {
+    match op {
+        Op::Input(_) => 0,
+        Op::Variable(_) => 1,
+        Op::Const(_) => 2,
+        Op::Index(_) => 3,
+        Op::Size(_) => 25,
+        Op::Uniform { .. } => 4,
+        Op::Scalar(_) => 5,
+        Op::Cast(_) => 6,
+        Op::Copy => 7,
+        Op::Reduce(..) => 8,
+        Op::Matmul => 9,
+        Op::Conv2d(_) => 10,
+        Op::Conv2dInputGrad(_) => 11,
+        Op::Conv2dWeightGrad(_) => 12,
+        Op::Pool2d(..) => 13,
+        Op::Pool2dGrad(..) => 14,
+        Op::Gather { .. } => 15,
+        Op::ScatterAdd { .. } => 16,
+        Op::Reshape => 17,
+        Op::Permute(_) => 18,
+        Op::Expand => 19,
+        Op::Slice { .. } => 20,
+        Op::Concat { .. } => 21,
+        Op::Pad { .. } => 22,
+        Op::CheckIndex { .. } => 23,
+        Op::Assign(_) => 24,
+    }
+}
+
+/// An array of a type, drawn at random: floats in `low..high`, integers in `0..limit`.
+pub fn array(rng: &mut Rng, dtype: DType, lengths: &[usize], (low, high): (f64, f64), limit: usize) -> Array {
+    Array::from_fn(dtype, lengths, |_| match dtype {
+        DType::F32 => rng.float(low, high),
+        DType::I32 | DType::U8 => rng.below(limit) as f64,
+        DType::Bool => rng.below(2) as f64,
+    })
+}

@@ -1,0 +1,271 @@
+//! Steps of structural operations.
+
+use slabwise::graph::Graph;
+use slabwise::ops::{Axes, ConvGeometry, Emit, NodeId, Op};
+use slabwise::params::Init;
+use slabwise::shape::{Dims, Env, Size};
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::{ScalarOp, Value};
+use slabwise_kernels::spec::{PoolKind, Window};
+
+use super::{BOUND, Known, LIMIT, Maker};
+use crate::support::variable;
+
+impl Maker {
+    pub(super) fn matmul(&mut self) -> Option<()> {
+        let a = self.find(|g, id, _| g.dtype(id).is_float() && g.dims(id).len() >= 2)?;
+        let rank = self.g.dims(a).len();
+        let (batch, k) = (Dims::from_slice(&self.g.dims(a)[..rank - 2]), self.g.dims(a)[rank - 1]);
+        let fits = |g: &Graph, id: NodeId| {
+            let d = g.dims(id);
+            g.dtype(id).is_float() && d.len() == rank && d[..rank - 2] == batch[..] && d[rank - 2] == k
+        };
+        let b = match self.find(|g, id, _| fits(g, id)) {
+            Some(b) => b,
+            None => self.g.transpose(a),
+        };
+        let node = self.g.matmul(a, b);
+        let bound = self.of(a).bound * self.of(b).bound.max(self.of(a).bound) * k.at(&self.g.symbols.bounds()) as f64;
+        self.keep(node, bound, false);
+        Some(())
+    }
+
+    /// A float image with fixed channels, height and width.
+    fn image(&mut self, exact: bool) -> Option<(NodeId, [i64; 4])> {
+        let fixed = |g: &Graph, id: NodeId| {
+            let d = g.dims(id);
+            let sizes = [d[0].at(&g.symbols.bounds()), d[1].as_fixed()?, d[2].as_fixed()?, d[3].as_fixed()?];
+            sizes.iter().all(|&n| n > 0).then_some(sizes)
+        };
+        let id =
+            self.find(|g, id, known| g.dtype(id).is_float() && g.dims(id).len() == 4 && fixed(g, id).is_some() && (known.exact || !exact))?;
+        Some((id, fixed(&self.g, id)?))
+    }
+
+    pub(super) fn conv2d(&mut self) -> Option<()> {
+        let (x, [_, channels, h, w]) = self.image(false)?;
+        let groups = if channels % 2 == 0 { self.rng.pick(&[1, 2]) } else { 1 };
+        let geometry = ConvGeometry {
+            stride: [self.rng.pick(&[1, 2]), 1],
+            pad: [self.rng.below(2), self.rng.below(3)],
+            dilation: [1, self.rng.pick(&[1, 2])],
+            groups: groups as usize,
+        };
+        let k = [self.rng.pick(&[1, 2]), self.rng.pick(&[1, 3])];
+        let size = |i: usize, n: i64| {
+            (n + 2 * geometry.pad[i] as i64 - (geometry.dilation[i] * (k[i] - 1)) as i64 - 1).div_euclid(geometry.stride[i] as i64) + 1
+        };
+        let (oh, ow) = (size(0, h), size(1, w));
+        if oh < 1 || ow < 1 {
+            return None;
+        }
+        let lengths = [2, (channels / groups) as usize, k[0], k[1]];
+        let weight = variable(&mut self.g, DType::F32, &crate::support::dims(&lengths), Init::Constant(0.0));
+        let dims = Dims::from_slice(&[self.g.dims(x)[0], Size::fixed(2), Size::fixed(oh), Size::fixed(ow)]);
+        let node = self.g.emit(Op::Conv2d(geometry), &[x, weight], DType::F32, dims);
+        let bound = self.of(x).bound * 3.0 * lengths[1..].iter().product::<usize>() as f64;
+        self.keep(node, bound, false);
+        Some(())
+    }
+
+    pub(super) fn pool2d(&mut self) -> Option<()> {
+        let count_pad = self.rng.one_in(2);
+        let kind = self.rng.pick(&[PoolKind::Max, PoolKind::Max, PoolKind::ArgMax, PoolKind::Avg { count_pad }]);
+        let jumps = matches!(kind, PoolKind::Max | PoolKind::ArgMax);
+        let (mut x, [_, _, h, w]) = self.image(jumps)?;
+        let Known { bound, exact } = self.of(x);
+        let window = self.rng.pick(&[
+            Window { k: [2, 2], stride: [2, 2], pad: [0, 0] },
+            Window { k: [3, 2], stride: [1, 2], pad: [1, 0] },
+            Window { k: [2, 3], stride: [2, 1], pad: [1, 1] },
+        ]);
+        let size = |i: usize, n: i64| (n + 2 * window.pad[i] as i64 - window.k[i] as i64).div_euclid(window.stride[i] as i64) + 1;
+        let (oh, ow) = (size(0, h), size(1, w));
+        if oh < 1 || ow < 1 {
+            return None;
+        }
+        let before = x;
+        if self.rng.one_in(2) {
+            x = self.g.scalar(ScalarOp::Relu, &[x]);
+        }
+        let dtype = if kind == PoolKind::ArgMax { DType::U8 } else { DType::F32 };
+        let dims = Dims::from_slice(&[self.g.dims(x)[0], self.g.dims(x)[1], Size::fixed(oh), Size::fixed(ow)]);
+        let node = self.g.emit(Op::Pool2d(kind, window), &[x], dtype, dims);
+        self.keep(node, bound.max(9.0_f64.min(BOUND)), exact && jumps);
+        if self.g.dtype(node).is_float() && self.rng.one_in(2) {
+            self.differentiate(node, &[before]);
+        }
+        Some(())
+    }
+
+    /// An index into an axis of length `LIMIT` at least, in range, of a shape.
+    fn index(&mut self, dims: &Dims) -> (NodeId, u32) {
+        let strides = (0..dims.len()).map(|i| Size::fixed(i as i64 + 1)).collect();
+        let at = self.g.emit(Op::Index(strides), &[], DType::I32, dims.clone());
+        // at − at / LIMIT · LIMIT
+        let limit = self.g.full(LIMIT as f32, DType::I32, dims);
+        let whole = self.g.scalar(ScalarOp::Div, &[at, limit]);
+        let whole = self.g.mul(whole, limit);
+        let index = self.g.scalar(ScalarOp::Sub, &[at, whole]);
+        let index = if self.rng.one_in(2) { self.g.cast(index, DType::U8) } else { index };
+        (index, LIMIT as u32)
+    }
+
+    /// An axis of a node of length `LIMIT` at least, and the shape with another length there.
+    fn indexed(&mut self, x: NodeId) -> Option<(usize, Dims)> {
+        let long = |d: &Size| d.as_fixed().is_some_and(|n| n >= LIMIT as i64);
+        let axes: Vec<usize> = (0..self.g.dims(x).len()).filter(|&i| long(&self.g.dims(x)[i])).collect();
+        let axis = *axes.get(self.rng.below(axes.len().max(1)))?;
+        let mut dims = self.g.dims(x).clone();
+        dims[axis] = Size::fixed(1 + self.rng.below(5) as i64);
+        Some((axis, dims))
+    }
+
+    pub(super) fn gather(&mut self) -> Option<()> {
+        let x = self.any()?;
+        let (axis, dims) = self.indexed(x)?;
+        let (index, limit) = self.index(&dims);
+        self.g.emit(Op::CheckIndex { limit: Size::from(limit) }, &[index], self.g.dtype(index), dims.clone());
+        let node = self.g.emit(Op::Gather { axis }, &[x, index], self.g.dtype(x), dims);
+        let Known { bound, exact } = self.of(x);
+        self.keep(node, bound, exact);
+        Some(())
+    }
+
+    pub(super) fn scatter_add(&mut self) -> Option<()> {
+        let x = self.float()?;
+        let (axis, mut dims) = self.indexed(x)?;
+        let shape = self.g.dims(x).clone();
+        let (index, _) = self.index(&shape);
+        dims[axis] = Size::fixed((LIMIT + self.rng.below(2)) as i64);
+        let node = self.g.emit(Op::ScatterAdd { axis }, &[x, index], DType::F32, dims);
+        let bound = self.of(x).bound * shape[axis].at(&Env::default()) as f64;
+        self.keep(node, bound, false);
+        Some(())
+    }
+
+    /// A node that only shows values of another.
+    fn view(&mut self, x: NodeId, node: NodeId) {
+        let Known { bound, exact } = self.of(x);
+        self.keep(node, bound, exact);
+    }
+
+    pub(super) fn reshape(&mut self) -> Option<()> {
+        let x = self.any()?;
+        let mut dims = self.g.dims(x).clone();
+        if self.rng.one_in(3) || dims.len() < 2 {
+            dims.insert(self.rng.below(dims.len() + 1), Size::ONE);
+        } else {
+            let at = self.rng.below(dims.len() - 1);
+            let both = dims[at].checked_mul(dims[at + 1])?;
+            dims.remove(at);
+            dims[at] = both;
+        }
+        if dims.len() > 5 {
+            return None;
+        }
+        let node = self.g.reshape(x, &dims);
+        self.view(x, node);
+        Some(())
+    }
+
+    pub(super) fn permute(&mut self) -> Option<()> {
+        let x = self.any()?;
+        let mut axes: Vec<usize> = (0..self.g.dims(x).len()).collect();
+        for i in (1..axes.len()).rev() {
+            axes.swap(i, self.rng.below(i + 1));
+        }
+        let dims = axes.iter().map(|&a| self.g.dims(x)[a]).collect();
+        let node = self.g.emit(Op::Permute(Axes::from_slice(&axes)), &[x], self.g.dtype(x), dims);
+        self.view(x, node);
+        Some(())
+    }
+
+    pub(super) fn expand(&mut self) -> Option<()> {
+        let x = self.find(|g, id, _| g.dims(id).iter().any(|d| d.is(1)) || g.dims(id).len() < 3)?;
+        let mut dims = self.g.dims(x).clone();
+        for d in dims.iter_mut().filter(|d| d.is(1)) {
+            *d = Size::fixed(1 + self.rng.below(3) as i64);
+        }
+        if dims.len() < 3 {
+            dims.insert(0, Size::fixed(2));
+        }
+        let node = self.g.broadcast(x, &dims);
+        self.view(x, node);
+        Some(())
+    }
+
+    /// Part of a node: per axis the whole, or every `step`th element from somewhere.
+    fn part(&mut self, x: NodeId) -> NodeId {
+        let (mut start, mut step, mut dims) = (Dims::new(), Vec::new(), Dims::new());
+        for d in self.g.dims(x).clone() {
+            let n = d.as_fixed().filter(|&n| n > 1 && !self.rng.one_in(3));
+            let from = n.map_or(0, |n| self.rng.below(n as usize) as i64);
+            let by = n.map_or(1, |_| 1 + self.rng.below(2) as i64);
+            start.push(Size::fixed(from));
+            step.push(by as u32);
+            dims.push(n.map_or(d, |n| Size::fixed(1 + self.rng.below(((n - from - 1) / by + 1) as usize) as i64)));
+        }
+        let op = Op::Slice { start, step: step.into_iter().collect() };
+        self.g.emit(op, &[x], self.g.dtype(x), dims)
+    }
+
+    pub(super) fn slice(&mut self) -> Option<()> {
+        let x = self.any()?;
+        let node = self.part(x);
+        self.view(x, node);
+        if self.rng.one_in(2) {
+            let node = self.part(node);
+            self.view(x, node);
+        }
+        Some(())
+    }
+
+    pub(super) fn concat(&mut self) -> Option<()> {
+        let x = self.find(|g, id, _| !g.dims(id).is_empty())?;
+        let axis = self.rng.below(self.g.dims(x).len());
+        let (dtype, dims) = (self.g.dtype(x), self.g.dims(x).clone());
+        let mut parts = vec![x];
+        for _ in 0..self.rng.below(3) {
+            let alike = |g: &Graph, id: NodeId| {
+                let d = g.dims(id);
+                g.dtype(id) == dtype && d.len() == dims.len() && (0..d.len()).all(|i| i == axis || d[i] == dims[i])
+            };
+            parts.extend(self.find(|g, id, _| alike(g, id)));
+        }
+        let mut whole = dims;
+        whole[axis] = parts.iter().try_fold(Size::ZERO, |n, &p| n.checked_add(self.g.dims(p)[axis]))?;
+        let node = self.g.emit(Op::Concat { axis }, &parts, dtype, whole);
+        let bound = parts.iter().map(|&p| self.of(p).bound).fold(0.0, f64::max);
+        let exact = parts.iter().all(|&p| self.of(p).exact);
+        self.keep(node, bound, exact);
+        // A piece of it, perhaps within a part.
+        let node = self.part(node);
+        self.keep(node, bound, exact);
+        Some(())
+    }
+
+    pub(super) fn pad(&mut self) -> Option<()> {
+        let x = self.find(|g, id, _| !g.dims(id).is_empty())?;
+        let (mut start, mut step, mut dims) = (Dims::new(), Vec::new(), Dims::new());
+        for d in self.g.dims(x).clone() {
+            let n = d.as_fixed().filter(|&n| n > 0 && n < 6 && self.rng.one_in(2));
+            let (from, by, after) = n.map_or((0, 1, 0), |_| (self.rng.below(2), 1 + self.rng.below(2), self.rng.below(2)));
+            start.push(Size::fixed(from as i64));
+            step.push(by as u32);
+            dims.push(n.map_or(d, |n| Size::fixed(from as i64 + (n - 1) * by as i64 + 1 + after as i64)));
+        }
+        let dtype = self.g.dtype(x);
+        let value = Value::I32(self.rng.below(3) as i32).cast(dtype.lane());
+        let op = Op::Pad { start: start.clone(), step: step.iter().copied().collect(), value };
+        let node = self.g.emit(op, &[x], dtype, dims);
+        let Known { bound, exact } = self.of(x);
+        self.keep(node, bound.max(3.0), exact);
+        if self.rng.one_in(2) {
+            let op = Op::Slice { start, step: step.into_iter().collect() };
+            let back = self.g.emit(op, &[node], dtype, self.g.dims(x).clone());
+            self.view(x, back);
+        }
+        Some(())
+    }
+}

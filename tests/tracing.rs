@@ -1,0 +1,143 @@
+//! Models as users write them, in a crate of their own: what a trace of them looks like, and which lines mistakes name.
+
+use slabwise::graph::{Graph, Phase};
+use slabwise::nn::{Conv2d, Dropout, Flatten, Linear, MaxPool2d, Relu, Sequential};
+use slabwise::ops::Op;
+use slabwise::optim::{Adam, Schedule, Sgd, Weight};
+use slabwise::prelude::*;
+
+struct Mlp {
+    hidden: Linear,
+    head: Linear,
+}
+
+impl Mlp {
+    fn new(at: &Scope, width: usize) -> Self {
+        Mlp { hidden: Linear::new(at / "hidden", 784, width), head: Linear::new(at / "head", 256, 10) }
+    }
+}
+
+const FORWARD: u32 = line!() + 4;
+impl Module for Mlp {
+    fn forward<'t>(&self, images: Tensor<'t>) -> Tensor<'t> {
+        let hidden = images.apply(&self.hidden).relu();
+        hidden.apply(&self.head)
+    }
+}
+
+fn inputs(trace: &Trace) -> (Tensor<'_>, Tensor<'_>) {
+    let batch = Dim::bounded("batch", 128);
+    (trace.input("images", F32, (batch, 784)), trace.input("labels", I32, (batch,)))
+}
+
+fn count(graph: &Graph, kind: impl Fn(&Op) -> bool) -> usize {
+    graph.nodes.iter().filter(|n| kind(&n.op)).count()
+}
+
+#[test]
+fn a_perceptron_trains_and_infers_with_one_set_of_names() {
+    let params = Params::seeded(42);
+    let model = Mlp::new(&params.root(), 256);
+    let names: Vec<String> = params.declared().iter().map(|p| format!("{p:?}")).collect();
+    assert_eq!(names, ["hidden.weight [256, 784]", "hidden.bias [256]", "head.weight [10, 256]", "head.bias [10]"]);
+
+    let trace = Trace::training();
+    let (images, labels) = inputs(&trace);
+    let loss = model.forward(images).cross_entropy(labels);
+    trace.minimize(loss, Adam::new(1e-3));
+    let train = trace.finish(&[loss]).unwrap();
+    assert_eq!(train.verify(), Ok(()));
+    // Forward 2; backward one per weight, and one for the hidden activations. Nobody asks for the images' gradient.
+    assert_eq!(count(&train, |op| matches!(op, Op::Matmul)), 5);
+    assert_eq!(count(&train, |op| matches!(op, Op::Assign(_))), 4 * 3 + 1);
+    assert_eq!(count(&train, |op| matches!(op, Op::CheckIndex { .. })), 1);
+    assert_eq!(count(&train, |op| matches!(op, Op::Gather { .. } | Op::ScatterAdd { .. })), 0);
+
+    let trace = Trace::inference();
+    let (images, labels) = inputs(&trace);
+    let accuracy = model.forward(images).argmax(1).equal(labels).mean();
+    let eval = trace.finish(&[accuracy]).unwrap();
+    assert_eq!(eval.verify(), Ok(()));
+    assert!(eval.variables.iter().all(|v| v.is_param && train.variable(&v.name).is_some()));
+    assert!(eval.ids().all(|id| eval.origin(id).phase == Phase::Forward));
+}
+
+#[test]
+fn a_convolution_network_in_a_row_of_layers() {
+    let params = Params::seeded(42);
+    let at = &params.root();
+    let model = Sequential::new()
+        .then(Conv2d::new(at / "stem", 1, 32, 5).padding(2))
+        .then(Relu)
+        .then(MaxPool2d(2))
+        .then(Conv2d::new(at / "body", 32, 64, 5).padding(2))
+        .then(Relu)
+        .then(MaxPool2d(2))
+        .then(Flatten(1))
+        .then(Dropout(0.5))
+        .then(Linear::new(at / "head", 3136, 10));
+    let trace = Trace::training();
+    let batch = Dim::bounded("batch", 64);
+    let logits = trace.input("images", F32, (batch, 1, 28, 28)).apply(&model);
+    assert_eq!(format!("{logits:?}"), "f32 [batch, 10]");
+    let loss = logits.cross_entropy(trace.input("labels", I32, (batch,)));
+    trace.minimize(loss, Sgd::new(Schedule::cosine(0.1, 1000).warmup(10)).momentum(0.9).clip_norm(1.0));
+    let graph = trace.finish(&[loss]).unwrap();
+    assert_eq!(graph.verify(), Ok(()));
+    assert_eq!(count(&graph, |op| matches!(op, Op::Conv2dInputGrad(_))), 1, "the images need no gradient");
+    assert_eq!(count(&graph, |op| matches!(op, Op::Uniform { .. })), 1);
+    // Six weights and their momenta, the step counter, the random state.
+    assert_eq!(count(&graph, |op| matches!(op, Op::Assign(_))), 6 * 2 + 2);
+}
+
+#[test]
+fn mistakes_name_the_line_of_the_model() {
+    let params = Params::seeded(42);
+    let model = Mlp::new(&params.root(), 512);
+    let trace = Trace::training();
+    let (images, labels) = inputs(&trace);
+    let loss = model.forward(images).cross_entropy(labels);
+    trace.minimize(loss, Adam::new(1e-3));
+    let expected = format!("{}:{FORWARD}: matmul [batch, 512] × [256, 10]: inner dimensions 512 and 256 differ (in \"head\")", file!());
+    let said: Vec<String> = trace.finish(&[loss]).unwrap_err().iter().map(ToString::to_string).collect();
+    assert_eq!(said, [expected.as_str()]);
+
+    // The same through a row of layers, whose calls go through `dyn`.
+    let trace = Trace::training();
+    let _ = inputs(&trace).0.apply(&Sequential::new().then(model));
+    let said: Vec<String> = trace.finish(&[]).unwrap_err().iter().map(ToString::to_string).collect();
+    assert_eq!(said, [expected]);
+}
+
+/// An optimizer of a user's own: the sign of the gradient (Bernstein et al. 2018).
+struct SignSgd(f32);
+
+impl Optimizer for SignSgd {
+    fn check(&self) -> Result<(), String> {
+        if self.0 > 0.0 { Ok(()) } else { Err(format!("sign: the rate is {}", self.0)) }
+    }
+
+    fn update<'t>(&self, _: &'t Trace, weights: &[Weight<'t>]) {
+        for weight in weights {
+            let total = weight.state("sign.total");
+            total.set(total.value() + weight.gradient().sign());
+            weight.set(weight.value() - weight.gradient().sign() * self.0);
+        }
+    }
+}
+
+#[test]
+fn optimizers_can_be_written_outside() {
+    let params = Params::seeded(0);
+    let layer = Linear::without_bias(&params.root() / "a", 2, 3);
+    let finish = |rate| {
+        let trace = Trace::training();
+        let loss = trace.ones((1, 2)).apply(&layer).square().sum();
+        trace.minimize(loss, SignSgd(rate));
+        trace.finish(&[loss])
+    };
+    let graph = finish(0.1).unwrap();
+    assert_eq!(graph.verify(), Ok(()));
+    assert!(graph.variable("sign.total.a.weight").is_some());
+    assert_eq!(finish(0.0).unwrap_err()[0].message, "minimize: sign: the rate is 0");
+}
