@@ -1,7 +1,6 @@
 //! Loop kernels: fused elementwise chains, rows, reductions, an optimizer's update.
 
 #[path = "../tests/loops/builder.rs"]
-#[expect(dead_code, reason = "shared with the tests, which use all of it")]
 mod builder;
 
 use builder::Builder;
