@@ -99,7 +99,9 @@ fn programs_of_a_session_overlay_their_temporaries_and_share_weights() {
     let slabs = [train.plan(), infer.plan(), small.plan()].map(Plan::slab_bytes);
     assert_eq!(Some(session.slab_bytes()), slabs.into_iter().max());
     assert_eq!(session.persistent_bytes(), persistent, "inference adds no weights");
-    assert_eq!(persistent, train.plan().persistent().weights + train.plan().persistent().state);
+    // Twelve weights and moments, each rounded up to a cache line at most.
+    let exact = train.plan().persistent().weights + train.plan().persistent().state;
+    assert!((exact..exact + 12 * 64).contains(&persistent), "{persistent} for {exact}");
     assert_eq!(infer.plan().persistent().state, 0);
 
     let (images, labels) = batch(Model::Mlp, 32, 5);

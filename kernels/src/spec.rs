@@ -315,6 +315,9 @@ impl Operand {
     /// Whether no element is reached from two points of `dims`, as writing demands: ordered by stride, each axis steps over
     /// all that the axes before it reach. (Layouts that interleave without meeting are refused too; nothing makes them.)
     pub fn is_injective(&self, dims: &[Size], env: &Env) -> bool {
+        if dims.iter().any(|d| d.at(env) <= 0) {
+            return true;
+        }
         let mut axes: SmallVec<[(i64, i64); 8]> =
             dims.iter().zip(&self.strides).map(|(d, s)| (s.at(env), d.at(env))).filter(|&(_, n)| n > 1).collect();
         axes.sort_unstable();
