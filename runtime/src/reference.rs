@@ -139,7 +139,7 @@ fn from_value(value: Value) -> f64 {
     }
 }
 
-/// Conversion to a stored type: floats truncate and saturate, NaN becomes 0, integers wrap, anything but zero is true.
+/// Conversion to a stored type: floats truncate and saturate, NaN becomes 0, integers saturate at a byte, anything but zero is true.
 fn convert(x: f64, from: DType, to: DType) -> f64 {
     match (from, to) {
         (_, DType::Bool) => f64::from(u8::from(x != 0.0)),
