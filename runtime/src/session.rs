@@ -18,7 +18,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, VariableInfo};
-use crate::memory::pool::Pool;
+use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::program::{Compiled, Place, Planned, Program, lengths};
 use crate::tensor::Tensor;
@@ -52,7 +52,7 @@ pub struct Session {
     pub(crate) variables: Vec<Variable>,
     pub(crate) options: CompileOptions,
     pub(crate) pool: Pool,
-    pub(crate) dynamic: Vec<Option<Region>>,
+    pub(crate) dynamic: Vec<Option<Handle>>,
     by_name: HashMap<Arc<str>, usize>,
     slab: Option<Region>,
     sizes: Region,
@@ -90,7 +90,7 @@ impl Session {
             team: Team::new(default_threads()?),
             variables: Vec::new(),
             options: CompileOptions::default(),
-            pool: Pool::new(),
+            pool: crate::dynamic::open_pool(&MemoryConfig::default())?,
             dynamic: Vec::new(),
             by_name: HashMap::new(),
             slab: None,
