@@ -45,6 +45,9 @@ pub(crate) enum Rung {
     /// Caches of the program drop what they hold.
     Callbacks,
     SearchAll,
+    /// Move a few bytes rather than take many more.
+    EvictEarly,
+    SearchEvicted,
     Grow,
     /// What nobody uses goes back to the driver, so that there is room to grow.
     Trim,
@@ -119,7 +122,7 @@ impl Heap {
             let effort = match r.rung {
                 _ if std::mem::take(&mut r.look) => Some(Effort::Last),
                 Rung::Search | Rung::SearchPolled => Some(Effort::Quick),
-                Rung::SearchAll | Rung::GrowTrimmed => Some(Effort::Thorough),
+                Rung::SearchAll | Rung::SearchEvicted | Rung::GrowTrimmed => Some(Effort::Thorough),
                 Rung::SearchSynchronized | Rung::SearchMoved => Some(Effort::Last),
                 _ => None,
             };
@@ -156,7 +159,16 @@ impl Heap {
             }
             Rung::SearchPolled => (Rung::Callbacks, None),
             Rung::Callbacks => (Rung::SearchAll, self.has_callbacks.then_some(Call::Callbacks)),
-            Rung::SearchAll => (Rung::Grow, None),
+            Rung::SearchAll => (Rung::EvictEarly, None),
+            Rung::EvictEarly => {
+                // As much memory as is asked for lies about, if only in pieces: bytes that are moved once are cheaper than
+                // as many that are kept from then on.
+                let free = self.statistics.pool_bytes.saturating_sub(self.statistics.bytes_in_use);
+                let early = matches!(self.settings.policy, Policy::Tlsf | Policy::Vmm) && free >= r.rounded;
+                let call = if early { self.evict(r, r.rounded) } else { None };
+                if call.is_some() { (Rung::SearchEvicted, call) } else { (Rung::Grow, None) }
+            }
+            Rung::SearchEvicted => (Rung::Grow, None),
             Rung::Grow => match self.keep_reserve(r) {
                 Some(call) => (Rung::Grow, Some(call)),
                 None => self.grow_or(r, Rung::Trim),
@@ -171,7 +183,7 @@ impl Heap {
             Rung::SearchSynchronized => (Rung::TrimSynchronized, None),
             Rung::TrimSynchronized => (Rung::GrowSynchronized, self.trim_for_room()),
             Rung::GrowSynchronized => self.grow_or(r, Rung::Evict),
-            Rung::Evict => match self.evict(r) {
+            Rung::Evict => match self.evict(r, u64::MAX) {
                 Some(call) => (Rung::SearchMoved, Some(call)),
                 None => (Rung::Compact, None),
             },
@@ -301,11 +313,11 @@ impl Heap {
 
     /// A call that brings free memory together for a request, the cheapest that there is.
     pub fn defragment(&mut self, r: &mut Request) -> Option<Call> {
-        self.evict(r).or_else(|| self.compact(r))
+        self.evict(r, u64::MAX).or_else(|| self.compact(r))
     }
 
     /// A call that moves a few blocks out of a window, or free pages to where they are needed.
-    fn evict(&mut self, r: &Request) -> Option<Call> {
+    fn evict(&mut self, r: &Request, most: u64) -> Option<Call> {
         if !self.settings.defragment {
             return None;
         }
@@ -314,7 +326,7 @@ impl Heap {
         {
             return Some(call);
         }
-        let most = self.may_move();
+        let most = most.min(self.may_move());
         let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return None };
         let moves = Ground { table, chain, streams }.evict(r.rounded, r.stream, most)?;
         // The requester's stream waits for the copies of others.

@@ -420,3 +420,6 @@ impl fmt::Debug for Pool {
         f.debug_struct("Pool").field("policy", &self.policy()).field("statistics", &self.statistics()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

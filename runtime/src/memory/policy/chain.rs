@@ -16,9 +16,9 @@ use super::Bins;
 use super::tlsf::{GRANULE, Tlsf};
 
 /// Requests up to this many bytes lie in pages, where there are pages.
-pub(crate) const SMALL_LARGEST: u64 = 16 << 10;
+pub(crate) const SMALL_LARGEST: u64 = 1 << 10;
 /// Bytes of a page of small blocks.
-pub(crate) const PAGE: u64 = 256 << 10;
+pub(crate) const PAGE: u64 = 64 << 10;
 /// Where there are no ranges, arenas are multiples of this many bytes.
 pub(crate) const SEGMENT_GRANULE: u64 = 2 << 20;
 
@@ -96,7 +96,7 @@ impl Chain {
         let thorough = effort != Effort::Quick;
         let usable = |block: &Block| streams.may_use(stream, block);
         if !self.is_small(bytes) {
-            let found = self.bins.find(table, bytes, thorough, usable)?;
+            let found = self.find(table, bytes, thorough, usable)?;
             return Some(self.cut(table, found, bytes));
         }
         let small = self.small.as_mut()?;
@@ -109,7 +109,7 @@ impl Chain {
             table[found].state = State::Live;
             return Some(found);
         }
-        if let Some(found) = self.bins.find(table, PAGE, thorough, usable) {
+        if let Some(found) = self.find(table, PAGE, thorough, usable) {
             let page = self.cut(table, found, PAGE);
             let Block { arena, offset, stream, sequence, .. } = table[page];
             let inside = Block { arena, offset, bytes: PAGE, state: State::Live, stream, sequence, page, ..Block::default() };
@@ -121,7 +121,22 @@ impl Chain {
             return Some(inside);
         }
         // No room for a page: the block stands alone.
-        (effort == Effort::Last).then(|| self.bins.find(table, bytes, true, usable))?.map(|found| self.cut(table, found, bytes))
+        (effort == Effort::Last).then(|| self.find(table, bytes, true, usable))?.map(|found| self.cut(table, found, bytes))
+    }
+
+    /// A free block that fits. Those at the border of a hole come last: they are what a request that is larger than all of
+    /// them makes longer, and cost the less the longer they are. (Wilson et al., "Dynamic storage allocation: a survey and
+    /// critical review", 1995, call it preserving the wilderness.)
+    fn find(&self, table: &Table, bytes: u64, thorough: bool, usable: impl Fn(&Block) -> bool) -> Option<u32> {
+        if self.holes.is_empty() {
+            return self.bins.find(table, bytes, thorough, usable);
+        }
+        let inner = |b: &Block| b.after == NONE || table[b.after].state != State::Hole;
+        self.bins.find(table, bytes, thorough, |b| inner(b) && usable(b)).or_else(|| {
+            let borders = self.holes.iter().map(|&hole| table[hole].before).filter(|&row| row != NONE);
+            let fitting = borders.filter(|&row| table[row].state == State::Free && table[row].bytes >= bytes && usable(&table[row]));
+            fitting.min_by_key(|&row| (table[row].bytes, row))
+        })
     }
 
     /// Takes a free block out of its list and cuts off what the request does not need.
