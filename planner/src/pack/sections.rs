@@ -9,7 +9,7 @@ pub(super) struct Span {
     pub(super) start: u32,
     /// The section after its last one; larger than `start`.
     pub(super) end: u32,
-    /// The bytes it takes up: whole units of `align`, at least one.
+    /// The bytes it takes up: whole units of the finest alignment of all, at least one.
     pub(super) size: u64,
     /// A power of two of which its offset is a multiple.
     pub(super) align: u64,
@@ -36,6 +36,9 @@ pub(super) struct Part {
 
 impl Sections {
     /// The items at the indices `placed`, each of which has bytes and a life.
+    ///
+    /// Where all offsets are multiples of a unit, nobody else can have the rest of an item's last one, so nothing is lost
+    /// by counting it as the item's, except that the top of the packing may turn out lower.
     pub(super) fn new(problem: &Problem, placed: &[usize]) -> Self {
         let items = || placed.iter().map(|&i| &problem.items[i]);
         // At one instant, ends (false) sort before starts.
@@ -51,10 +54,11 @@ impl Sections {
             completes.push(complete);
         }
         let section = |instant: u64, starts: bool| completes[events.partition_point(|&event| event < (instant, starts))];
+        let unit = items().map(|item| item.align).min().unwrap_or(1);
         let spans = items().map(|item| Span {
             start: section(item.life.start, true),
             end: section(item.life.end, false),
-            size: item.occupied(),
+            size: item.size.next_multiple_of(unit),
             align: item.align,
             width: item.life.steps(),
         });
