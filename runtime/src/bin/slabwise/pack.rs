@@ -129,10 +129,12 @@ fn limit(table: &mut Table, capacities: &[Capacity]) -> std::result::Result<(), 
         table.problem.spaces.push(Space::default());
     }
     for capacity in capacities {
-        let named = |name: &String| table.spaces.iter().position(|space| space == name).ok_or(name);
-        let only = match capacity.space.as_ref().map(named).transpose() {
-            Ok(only) => only,
-            Err(name) => return Err(format!("--capacity names the space `{name}`; the file has {}", list(&table.spaces))),
+        let only = match &capacity.space {
+            Some(name) => match table.spaces.iter().position(|space| space == name) {
+                Some(only) => Some(only),
+                None => return Err(format!("--capacity names the space `{name}`; the file has {}", list(&table.spaces))),
+            },
+            None => None,
         };
         for (index, space) in table.problem.spaces.iter_mut().enumerate() {
             if only.is_none_or(|only| only == index) {
