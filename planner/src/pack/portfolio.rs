@@ -1,8 +1,10 @@
 //! Which packers run, in what order, and when they stop.
 
+use super::lives::Lives;
 use super::problem::{Problem, ProblemError};
 use super::sections::Sections;
-use super::{Found, Method, Packing, Rank, greedy, skyline};
+use super::skyline::Skyline;
+use super::{Found, Method, Packing, Rank, greedy};
 use std::time::{Duration, Instant};
 
 /// The portfolio: what has met the bound most often and costs least stands first. Measured on the heaps of whole training
@@ -24,8 +26,9 @@ pub(super) const METHODS: [Method; 14] = [
     Method::BestFit(Rank::Start),
 ];
 
-/// Up to how many items the quadratic methods (first and best fit) take part.
-const QUADRATIC_MAX: usize = 8_000;
+/// Up to what cost of a pass the methods take part that look at pairs of items (first and best fit): some hundredths of a
+/// second.
+const GREEDY_MAX: u64 = 1 << 25;
 
 /// How hard to look for a low packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +128,9 @@ fn stacked(sections: &Sections) -> Found {
 
 /// Packs spans that no instant tears apart.
 fn pack_part(sections: &Sections, budget: &Budget) -> (Found, Method) {
-    let quadratic = sections.spans.len() <= QUADRATIC_MAX;
+    let few_pairs = greedy::cost(sections) <= GREEDY_MAX;
+    let lives = Lives::new(&sections.spans);
+    let mut skyline = Skyline::new(sections, &lives);
     let mut best: Option<(Found, Method)> = None;
     for method in METHODS {
         let limit = best.as_ref().map_or(u64::MAX, |(found, _)| found.height);
@@ -133,9 +138,12 @@ fn pack_part(sections: &Sections, budget: &Budget) -> (Found, Method) {
             break;
         }
         let found = match method {
-            Method::Skyline(rank) => skyline::pack(sections, &rank.order(sections), limit),
-            Method::FirstFit(rank) if quadratic => greedy::pack(sections, &rank.order(sections), greedy::Fit::First, limit),
-            Method::BestFit(rank) if quadratic => greedy::pack(sections, &rank.order(sections), greedy::Fit::Best, limit),
+            Method::Skyline(rank) => {
+                let height = skyline.pack(&rank.order(sections), limit);
+                height.map(|height| Found { offsets: skyline.offsets.clone(), height })
+            }
+            Method::FirstFit(rank) if few_pairs => greedy::pack(sections, &lives, &rank.order(sections), greedy::Fit::First, limit),
+            Method::BestFit(rank) if few_pairs => greedy::pack(sections, &lives, &rank.order(sections), greedy::Fit::Best, limit),
             _ => None,
         };
         best = found.map(|found| (found, method)).or(best);

@@ -1,5 +1,7 @@
+use super::lives::Lives;
 use super::portfolio::METHODS;
 use super::sections::Sections;
+use super::skyline::Skyline;
 use super::*;
 use crate::liveness::Lifetime;
 use arbtest::arbitrary::{Result, Unstructured};
@@ -46,10 +48,15 @@ fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
 fn packed_by(problem: &Problem, method: Method) -> Packing {
     let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
     let sections = Sections::new(problem, &placed);
+    let lives = Lives::new(&sections.spans);
     let found = match method {
-        Method::Skyline(rank) => skyline::pack(&sections, &rank.order(&sections), u64::MAX),
-        Method::FirstFit(rank) => greedy::pack(&sections, &rank.order(&sections), greedy::Fit::First, u64::MAX),
-        Method::BestFit(rank) => greedy::pack(&sections, &rank.order(&sections), greedy::Fit::Best, u64::MAX),
+        Method::Skyline(rank) => {
+            let mut skyline = Skyline::new(&sections, &lives);
+            let height = skyline.pack(&rank.order(&sections), u64::MAX);
+            height.map(|height| Found { offsets: skyline.offsets.clone(), height })
+        }
+        Method::FirstFit(rank) => greedy::pack(&sections, &lives, &rank.order(&sections), greedy::Fit::First, u64::MAX),
+        Method::BestFit(rank) => greedy::pack(&sections, &lives, &rank.order(&sections), greedy::Fit::Best, u64::MAX),
         Method::Apart => return problem.apart().expect("small"),
     };
     let found = found.expect("without a limit there is always a packing");
@@ -82,23 +89,23 @@ fn every_method_is_valid_on_random_problems() {
 /// The optimum: first fit in some order finds it (in the order of an optimal solution's offsets nothing lands higher than
 /// there), so all orders are tried.
 fn optimum(problem: &Problem) -> u64 {
-    fn permute(sections: &Sections, order: &mut Vec<u32>, fixed: usize, best: &mut u64) {
+    fn permute(sections: &Sections, lives: &Lives, order: &mut Vec<u32>, fixed: usize, best: &mut u64) {
         if fixed == order.len() {
-            if let Some(found) = greedy::pack(sections, order, greedy::Fit::First, *best) {
+            if let Some(found) = greedy::pack(sections, lives, order, greedy::Fit::First, *best) {
                 *best = found.height;
             }
             return;
         }
         for i in fixed..order.len() {
             order.swap(fixed, i);
-            permute(sections, order, fixed + 1, best);
+            permute(sections, lives, order, fixed + 1, best);
             order.swap(fixed, i);
         }
     }
     let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
     let sections = Sections::new(problem, &placed);
     let mut best = u64::MAX;
-    permute(&sections, &mut (0..placed.len() as u32).collect(), 0, &mut best);
+    permute(&sections, &Lives::new(&sections.spans), &mut (0..placed.len() as u32).collect(), 0, &mut best);
     best
 }
 
