@@ -73,7 +73,8 @@ const HEAD: &str = "| problem | items | lower bound | height | ratio | seconds |
 fn real(args: &Args) -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/packing");
     for folder in ["minimalloc", "xla", "idealloc"] {
-        let mut files: Vec<PathBuf> = std::fs::read_dir(root.join(folder))?.map(|entry| Ok(entry?.path())).collect::<Result<_, std::io::Error>>()?;
+        let mut files: Vec<PathBuf> =
+            std::fs::read_dir(root.join(folder))?.map(|entry| Ok(entry?.path())).collect::<Result<_, std::io::Error>>()?;
         files.sort();
         println!("\n{HEAD}");
         let mut total = 0.0;
