@@ -12,6 +12,7 @@
 use std::fmt;
 
 mod greedy;
+mod improve;
 mod lives;
 mod portfolio;
 mod problem;

@@ -1,5 +1,6 @@
 //! Which packers run, in what order, and when they stop.
 
+use super::improve::Improve;
 use super::lives::Lives;
 use super::problem::{Problem, ProblemError};
 use super::sections::Sections;
@@ -129,7 +130,7 @@ fn stacked(sections: &Sections) -> Found {
 /// Packs spans that no instant tears apart.
 fn pack_part(sections: &Sections, budget: &Budget) -> (Found, Method) {
     let few_pairs = greedy::cost(sections) <= GREEDY_MAX;
-    let lives = Lives::new(&sections.spans);
+    let lives = Lives::new(sections);
     let mut skyline = Skyline::new(sections, &lives);
     let mut best: Option<(Found, Method)> = None;
     for method in METHODS {
@@ -148,5 +149,12 @@ fn pack_part(sections: &Sections, budget: &Budget) -> (Found, Method) {
         };
         best = found.map(|found| (found, method)).or(best);
     }
-    best.unwrap_or_else(|| (stacked(sections), Method::Apart))
+    let (found, method) = best.unwrap_or_else(|| (stacked(sections), Method::Apart));
+    if budget.effort == 0 || found.height <= budget.goal {
+        return (found, method);
+    }
+    let mut improve = Improve::new(sections, &lives, found, budget.seed);
+    improve.run(budget);
+    eprintln!("placed {} passes {}", improve.placed, improve.placed / sections.spans.len() as u64);
+    (improve.best().clone(), method)
 }

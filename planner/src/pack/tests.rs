@@ -48,7 +48,7 @@ fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
 fn packed_by(problem: &Problem, method: Method) -> Packing {
     let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
     let sections = Sections::new(problem, &placed);
-    let lives = Lives::new(&sections.spans);
+    let lives = Lives::new(&sections);
     let found = match method {
         Method::Skyline(rank) => {
             let mut skyline = Skyline::new(&sections, &lives);
@@ -105,7 +105,7 @@ fn optimum(problem: &Problem) -> u64 {
     let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
     let sections = Sections::new(problem, &placed);
     let mut best = u64::MAX;
-    permute(&sections, &Lives::new(&sections.spans), &mut (0..placed.len() as u32).collect(), 0, &mut best);
+    permute(&sections, &Lives::new(&sections), &mut (0..placed.len() as u32).collect(), 0, &mut best);
     best
 }
 
