@@ -250,7 +250,7 @@ fn quoted(id: &str) -> String {
 
 /// The problem that rows pose.
 pub fn problem(rows: &[Row]) -> Problem {
-    Problem { items: rows.iter().map(|row| row.item).collect() }
+    Problem::new(rows.iter().map(|row| row.item).collect())
 }
 
 /// Writes the offsets of a packing into the rows of its problem.

@@ -86,7 +86,7 @@ fn the_problem_of_a_plan_has_its_height() {
         ids.sort_unstable();
         let expected: &[&str] = if in_place { &["f.workspace", "x", "y"] } else { &["f.workspace", "x", "x#1", "y"] };
         assert_eq!(ids, expected);
-        let height = rows.iter().map(|row| row.offset.expect("placed") + row.item.occupied()).max();
+        let height = rows.iter().map(|row| row.offset.expect("placed") + row.item.size).max();
         assert_eq!(height, Some(plan.height));
         assert_eq!(read(&write(&rows)), Ok(rows));
     }

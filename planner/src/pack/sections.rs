@@ -9,7 +9,7 @@ pub(super) struct Span {
     pub(super) start: u32,
     /// The section after its last one; larger than `start`.
     pub(super) end: u32,
-    /// The bytes it takes up: whole units of `align`, at least one.
+    /// The bytes it takes up: whole units of the finest alignment of all, at least one.
     pub(super) size: u64,
     /// A power of two of which its offset is a multiple.
     pub(super) align: u64,
@@ -36,9 +36,14 @@ pub(super) struct Part {
 
 impl Sections {
     /// The items at the indices `placed`, each of which has bytes and a life.
+    ///
+    /// Where all offsets are multiples of a unit, nobody else can have the rest of an item's last one, so nothing is lost
+    /// by counting it as the item's, except that the top of the packing may turn out lower.
     pub(super) fn new(problem: &Problem, placed: &[usize]) -> Self {
         let item = |at: u32| &problem.items[placed[at as usize]];
-        let empty = |item: &Item| Span { start: 0, end: 0, size: item.occupied(), align: item.align, width: item.life.steps() };
+        let unit = placed.iter().map(|&i| problem.items[i].align).min().unwrap_or(1);
+        let size = |item: &Item| item.size.next_multiple_of(unit);
+        let empty = |item: &Item| Span { start: 0, end: 0, size: size(item), align: item.align, width: item.life.steps() };
         let mut spans: Vec<Span> = placed.iter().map(|&i| empty(&problem.items[i])).collect();
         let sorted = |instant: &dyn Fn(u32) -> u64| {
             let mut events: Vec<(u64, u32)> = (0..placed.len() as u32).map(|at| (instant(at), at)).collect();

@@ -219,7 +219,7 @@ fn reports_add_up() {
 
         let rows = csv::of_plan(&dag, &plan);
         assert_eq!(csv::read(&csv::write(&rows)).as_ref(), Ok(&rows));
-        let height = rows.iter().map(|row| row.offset.expect("placed") + row.item.occupied()).max().unwrap_or(0);
+        let height = rows.iter().map(|row| row.offset.expect("placed") + row.item.size).max().unwrap_or(0);
         assert_eq!(height, plan.height);
         Ok(())
     });
