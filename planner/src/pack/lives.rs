@@ -3,10 +3,13 @@
 //! and which overlap one. A tree over starts alone would answer neither in bounded time: long lives that begin inside the
 //! stretch and reach beyond it hide the short ones.
 
-use super::sections::Span;
+use super::sections::Sections;
 
 /// How many spans share a leaf: few enough to be scanned, and enough to keep the inner nodes in the nearest cache.
 const LEAF: usize = 8;
+
+/// Up to how many spans that start in a stretch are walked through rather than looked for in the tree.
+const WALK: usize = 128;
 
 /// A span that is no span: nothing waits here, or nothing was found.
 pub(super) const NONE: u32 = u32::MAX;
@@ -66,13 +69,29 @@ pub(super) struct Lives {
     lives: Vec<Life>,
     /// Span → where in `lives` it stands.
     slots: Vec<u32>,
+    /// Section → how many spans start before it: where its own begin among `ends`.
+    first: Vec<u32>,
+    /// The ends of the spans, by start.
+    ends: Vec<u32>,
+    /// Span → where in `ends` it stands.
+    places: Vec<u32>,
 }
 
 impl Lives {
-    pub(super) fn new(spans: &[Span]) -> Self {
+    pub(super) fn new(sections: &Sections) -> Self {
+        let spans = &sections.spans;
+        let first = sections.starts_before();
+        let (mut next, mut ends, mut places) = (first.clone(), vec![0; spans.len()], Vec::with_capacity(spans.len()));
+        for span in spans {
+            let next = &mut next[span.start as usize];
+            places.push(*next);
+            ends[*next as usize] = span.end;
+            *next += 1;
+        }
         let depth = spans.len().div_ceil(LEAF).next_power_of_two().trailing_zeros();
         let lives = (0u32..).zip(spans).map(|(span, it)| Life { start: it.start, end: it.end, span });
-        let mut tree = Lives { depth, bounds: vec![Bounds::EMPTY; 2 << depth], lives: lives.collect(), slots: vec![0; spans.len()] };
+        let (bounds, slots) = (vec![Bounds::EMPTY; 2 << depth], vec![0; spans.len()]);
+        let mut tree = Lives { depth, bounds, lives: lives.collect(), slots, first, ends, places };
         tree.split(1);
         for (slot, life) in (0u32..).zip(&tree.lives) {
             tree.slots[life.span as usize] = slot;
@@ -127,6 +146,8 @@ pub(super) struct Waiting {
     ranks: Vec<u32>,
     /// Node → the best rank below.
     best: Vec<u32>,
+    /// The ranks by start, as in [`Lives::ends`].
+    by_start: Vec<u32>,
     todo: Vec<u32>,
 }
 
@@ -135,8 +156,11 @@ impl Waiting {
     pub(super) fn reset(&mut self, lives: &Lives, order: &[u32]) {
         self.ranks.clear();
         self.ranks.resize(lives.lives.len(), NONE);
+        self.by_start.clear();
+        self.by_start.resize(lives.lives.len(), NONE);
         for (rank, &span) in (0u32..).zip(order) {
             self.ranks[lives.slots[span as usize] as usize] = rank;
+            self.by_start[lives.places[span as usize] as usize] = rank;
         }
         self.best.clear();
         self.best.resize(2 << lives.depth, NONE);
@@ -156,6 +180,13 @@ impl Waiting {
     /// The best rank of those whose life lies in `start..end`, [`NONE`] if nobody's does.
     pub(super) fn best_inside(&mut self, lives: &Lives, start: u32, end: u32) -> u32 {
         let mut best = NONE;
+        let starts = lives.first[start as usize] as usize..lives.first[end as usize] as usize;
+        if starts.len() <= WALK {
+            for (&rank, &its_end) in self.by_start[starts.clone()].iter().zip(&lives.ends[starts]) {
+                best = best.min(if its_end <= end { rank } else { NONE });
+            }
+            return best;
+        }
         self.todo.clear();
         self.todo.push(1);
         while let Some(node) = self.todo.pop() {
@@ -187,6 +218,7 @@ impl Waiting {
     pub(super) fn take(&mut self, lives: &Lives, span: u32) {
         let slot = lives.slots[span as usize] as usize;
         self.ranks[slot] = NONE;
+        self.by_start[lives.places[span as usize] as usize] = NONE;
         let mut node = lives.leaf(slot);
         while node > 0 {
             let best = self.best_below(lives, node);

@@ -38,6 +38,7 @@ mod constrained;
 mod error;
 mod general;
 mod greedy;
+mod improve;
 mod lives;
 mod portfolio;
 mod problem;

@@ -1,6 +1,7 @@
 //! Which packers run, in what order, and when they stop.
 
 use super::error::ProblemError;
+use super::improve::Improve;
 use super::lives::Lives;
 use super::problem::Problem;
 use super::rects::{Rect, overlap};
@@ -201,7 +202,7 @@ fn start(problem: &Problem, placed: &[usize], sections: &Sections) -> Option<Vec
         let offset = given[span as usize];
         (offset.is_none(), offset, std::cmp::Reverse(sections.spans[span as usize].size))
     });
-    greedy::pack(sections, &Lives::new(&sections.spans), &order, greedy::Fit::First, u64::MAX).map(|found| found.offsets)
+    greedy::pack(sections, &Lives::new(sections), &order, greedy::Fit::First, u64::MAX).map(|found| found.offsets)
 }
 
 /// Every span above the one before.
@@ -221,7 +222,7 @@ fn stacked(sections: &Sections) -> Found {
 /// Packs spans that no instant tears apart, lower than the incumbent if it can.
 fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &Budget) -> (Found, Method) {
     let few_pairs = greedy::cost(sections) <= GREEDY_MAX;
-    let lives = Lives::new(&sections.spans);
+    let lives = Lives::new(sections);
     let mut skyline = Skyline::new(sections, &lives);
     let mut best = incumbent;
     for method in METHODS {
@@ -240,5 +241,12 @@ fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &B
         };
         best = found.map(|found| (found, method)).or(best);
     }
-    best.unwrap_or_else(|| (stacked(sections), Method::Apart))
+    let (found, method) = best.unwrap_or_else(|| (stacked(sections), Method::Apart));
+    if budget.effort == 0 || found.height <= budget.goal {
+        return (found, method);
+    }
+    let mut improve = Improve::new(sections, &lives, found, budget.seed);
+    improve.run(budget);
+    eprintln!("placed {} passes {}", improve.placed, improve.placed / sections.spans.len() as u64);
+    (improve.best().clone(), method)
 }

@@ -93,12 +93,17 @@ impl Sections {
         self.live().into_iter().max().unwrap_or(0)
     }
 
+    /// For each section, and for the end, how many spans start before it: where its own begin if all are sorted by start.
+    pub(super) fn starts_before(&self) -> Vec<u32> {
+        let mut before = vec![0u32; self.count + 1];
+        self.spans.iter().for_each(|span| before[span.start as usize + 1] += 1);
+        (1..before.len()).for_each(|section| before[section] += before[section - 1]);
+        before
+    }
+
     /// Cuts the problem at every instant that no life crosses; the parts can be packed one by one.
     pub(super) fn parts(&self) -> Vec<Part> {
-        // Sorted by start by counting: where the spans of each section begin.
-        let mut next = vec![0u32; self.count + 1];
-        self.spans.iter().for_each(|span| next[span.start as usize + 1] += 1);
-        (1..next.len()).for_each(|section| next[section] += next[section - 1]);
+        let mut next = self.starts_before();
         let mut order = vec![0u32; self.spans.len()];
         for (i, span) in (0u32..).zip(&self.spans) {
             let at = &mut next[span.start as usize];

@@ -5,8 +5,6 @@
 
 use super::lives::{Lives, NONE, Waiting};
 use super::sections::{Sections, Span};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 
 /// What one pass needs, kept from one to the next.
 pub(super) struct Skyline<'a> {
@@ -76,10 +74,10 @@ struct Cell {
 #[derive(Clone, Debug, Default)]
 struct Outline {
     cells: Vec<Cell>,
-    /// (height, start, end); entries that describe no stretch any more are skipped.
-    queue: BinaryHeap<Reverse<(u64, u32, u32)>>,
-    /// What is left of the lowest valleys, rightmost first: as low as anything in the queue, and further left.
-    rests: Vec<Stretch>,
+    /// All stretches above the lowest height; entries that describe no stretch any more are skipped.
+    queue: Queue,
+    /// The stretches at the lowest height, the leftmost last.
+    lowest: Vec<Stretch>,
 }
 
 impl Outline {
@@ -87,24 +85,28 @@ impl Outline {
         self.cells.clear();
         self.cells.resize(sections, Cell::default());
         self.queue.clear();
-        self.rests.clear();
+        self.lowest.clear();
         if sections > 0 {
-            self.put(Stretch { start: 0, end: sections as u32, height: 0 });
+            let all = Stretch { start: 0, end: sections as u32, height: 0 };
+            self.write(all);
+            self.lowest.push(all);
         }
     }
 
     /// The lowest stretch, the leftmost of several; it is higher than none of its neighbours and equal to neither.
     fn lowest(&mut self) -> Option<Stretch> {
-        if let Some(rest) = self.rests.pop() {
-            return Some(rest);
-        }
-        while let Some(Reverse((height, start, end))) = self.queue.pop() {
-            let cell = &self.cells[start as usize];
-            if cell.end == end && cell.height == height {
-                return Some(Stretch { start, end, height });
+        loop {
+            while let Some(stretch) = self.lowest.pop() {
+                let cell = &self.cells[stretch.start as usize];
+                if cell.end == stretch.end && cell.height == stretch.height {
+                    return Some(stretch);
+                }
             }
+            if !self.queue.pop_lowest(&mut self.lowest) {
+                return None;
+            }
+            self.lowest.sort_unstable_by_key(|stretch| std::cmp::Reverse(stretch.start));
         }
-        None
     }
 
     fn left_of(&self, start: u32) -> Option<Stretch> {
@@ -134,7 +136,7 @@ impl Outline {
             stretch.end = right.end;
         }
         self.write(stretch);
-        self.queue.push(Reverse((stretch.height, stretch.start, stretch.end)));
+        self.queue.push(stretch);
     }
 
     /// Lays a span onto the valley that contains it.
@@ -144,7 +146,7 @@ impl Outline {
         let rests = [Stretch { start: span.end, ..valley }, Stretch { end: span.start, ..valley }];
         for rest in rests.into_iter().filter(|rest| rest.start < rest.end) {
             self.write(rest);
-            self.rests.push(rest);
+            self.lowest.push(rest);
         }
         self.put(Stretch { start: span.start, end: span.end, height: top });
     }
@@ -155,5 +157,47 @@ impl Outline {
         if let Some(height) = neighbours.into_iter().flatten().map(|n| n.height).min() {
             self.put(Stretch { height, ..valley });
         }
+    }
+}
+
+/// Stretches by height, for a caller that never puts in anything lower than what it has taken out: a radix heap (Ahuja,
+/// Mehlhorn, Orlin and Tarjan, 1990). Each stretch moves to ever smaller buckets, and no two are ever compared.
+#[derive(Clone, Debug)]
+struct Queue {
+    /// What was taken out last.
+    last: u64,
+    /// By the highest bit in which the height differs from `last`; in the first those that do not.
+    buckets: [Vec<Stretch>; u64::BITS as usize + 1],
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Queue { last: 0, buckets: std::array::from_fn(|_| Vec::new()) }
+    }
+}
+
+impl Queue {
+    fn clear(&mut self) {
+        self.last = 0;
+        self.buckets.iter_mut().for_each(Vec::clear);
+    }
+
+    fn push(&mut self, stretch: Stretch) {
+        let bits = u64::BITS - (stretch.height ^ self.last).leading_zeros();
+        self.buckets[bits as usize].push(stretch);
+    }
+
+    /// Moves all of the lowest height into `lowest`. False: there are none.
+    fn pop_lowest(&mut self, lowest: &mut Vec<Stretch>) -> bool {
+        if self.buckets[0].is_empty() {
+            let Some(first) = self.buckets.iter().position(|bucket| !bucket.is_empty()) else { return false };
+            let mut bucket = std::mem::take(&mut self.buckets[first]);
+            self.last = bucket.iter().map(|stretch| stretch.height).min().unwrap_or(self.last);
+            bucket.drain(..).for_each(|stretch| self.push(stretch));
+            // Its memory serves again.
+            self.buckets[first] = bucket;
+        }
+        lowest.append(&mut self.buckets[0]);
+        true
     }
 }

@@ -58,7 +58,7 @@ fn packing_of(problem: &Problem, offsets: Vec<u64>, method: Method) -> Packing {
 fn packed_by(problem: &Problem, method: Method) -> Packing {
     let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
     let sections = Sections::new(problem, &placed);
-    let lives = Lives::new(&sections.spans);
+    let lives = Lives::new(&sections);
     let found = match method {
         Method::Skyline(rank) => {
             let mut skyline = Skyline::new(&sections, &lives);
@@ -120,7 +120,7 @@ fn optimum(problem: &Problem) -> u64 {
     let sections = Sections::new(problem, &placed);
     let mut best = u64::MAX;
     let sizes: Vec<u64> = placed.iter().map(|&i| problem.items[i].size).collect();
-    permute(&sections, &Lives::new(&sections.spans), &sizes, &mut (0..placed.len() as u32).collect(), 0, &mut best);
+    permute(&sections, &Lives::new(&sections), &sizes, &mut (0..placed.len() as u32).collect(), 0, &mut best);
     best
 }
 
