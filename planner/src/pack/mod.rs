@@ -11,6 +11,7 @@
 
 use std::fmt;
 
+pub mod exact;
 mod greedy;
 mod portfolio;
 mod problem;
