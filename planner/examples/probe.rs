@@ -1,7 +1,7 @@
 //! dev
 use slabwise_planner::csv;
 use slabwise_planner::generate::{tiling, Cuts};
-use slabwise_planner::pack::{Problem, Rank, exact::probe};
+use slabwise_planner::pack::{Problem, exact::probe};
 use std::time::Instant;
 fn main() {
     let args: Vec<String> = std::env::args().collect();
@@ -20,17 +20,17 @@ fn main() {
             problems.push((format!("{c}b"), p, b));
         },
         t => {
-            let n: usize = t[1..].parse().unwrap();
+            let dims: Vec<u64> = t[1..].split('x').map(|x| x.parse().unwrap()).collect();
+            let (n, w, h) = (dims[0] as usize, *dims.get(1).unwrap_or(&1000), *dims.get(2).unwrap_or(&1000));
             let cuts = match &t[..1] { "g" => Cuts::Straight, "s" => Cuts::Spiral, _ => Cuts::Mixed };
-            for seed in 0..4 { let k = tiling(seed, n, 1000, 1000, cuts); problems.push((format!("{t}.{seed}"), k.problem, k.height)); }
+            for seed in 0..4 { let k = tiling(seed, n, w, h, cuts); problems.push((format!("{t}.{seed}"), k.problem, k.height)); }
         }
     } }
-    for rank in [Rank::TotalAreaWidth, Rank::TotalWidthArea, Rank::WidthAreaTotal, Rank::SizeWidth] {
-        println!("{rank:?}");
-        for (name, p, limit) in &problems {
-            let t = Instant::now();
-            let (s, n, h) = probe(p, *limit, rank, nodes);
-            println!("  {name:8} {s:10} nodes {n:9} hits {h:8} {:.3} s", t.elapsed().as_secs_f64());
-        }
+    let threads: usize = args[3].parse().unwrap();
+    let seed: u64 = args.get(4).map_or(0, |s| s.parse().unwrap());
+    for (name, p, limit) in &problems {
+        let t = Instant::now();
+        let (s, n) = probe(p, *limit, seed, nodes, threads);
+        println!("  {name:8} {s:10} nodes {n:9} {:.3} s", t.elapsed().as_secs_f64());
     }
 }

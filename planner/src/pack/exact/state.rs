@@ -1,5 +1,6 @@
 //! What is placed and what follows from it: floors, lowest offsets, and a trail to take everything back.
 
+use super::super::Found;
 use super::super::sections::Sections;
 
 /// The smallest number of bytes that offsets differ by, and what remains to be aligned.
@@ -27,6 +28,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 }
 
 /// What was changed, so that it can be changed back.
+#[derive(Clone)]
 enum Change {
     Floor { section: u32, real: bool, old: u64 },
     Lowest { item: u32, old: u64 },
@@ -45,6 +47,7 @@ pub(super) struct Item {
 }
 
 /// A partial packing under a limit. Units, not bytes.
+#[derive(Clone)]
 pub(super) struct State {
     pub(super) limit: u64,
     pub(super) aligned: bool,
@@ -69,13 +72,11 @@ pub(super) struct State {
     /// Sections to look at again, as bits.
     dirty: Vec<u64>,
     scratch: Vec<(u64, u64)>,
-    /// The section in which the last contradiction was found.
-    pub(super) conflict: u32,
 }
 
 impl State {
-    /// Nothing placed. `limit` in units. Nothing, if the sizes alone exceed the limit somewhere.
-    pub(super) fn new(sections: &Sections, units: &Units, limit: u64) -> Option<State> {
+    /// Nothing placed. `limit` in units.
+    pub(super) fn new(sections: &Sections, units: &Units, limit: u64) -> State {
         let count = sections.count();
         let mut items = Vec::with_capacity(sections.spans.len());
         let mut entries = 0u32;
@@ -91,9 +92,6 @@ impl State {
                 rest[s] = rest[s].saturating_add(size);
                 crossing[s] += u32::from(s + 1 < span.end as usize);
             }
-        }
-        if rest.iter().any(|&sum| sum > limit) {
-            return None;
         }
         let mut lists = Vec::with_capacity(count + 1);
         let mut total = 0;
@@ -112,7 +110,7 @@ impl State {
             }
         }
         let n = items.len();
-        Some(State {
+        State {
             limit,
             aligned: units.aligned,
             items,
@@ -129,8 +127,14 @@ impl State {
             trail: Vec::new(),
             dirty: vec![0; count.div_ceil(64)],
             scratch: Vec::new(),
-            conflict: 0,
-        })
+        }
+    }
+
+    /// The packing, when everything is placed.
+    pub(super) fn found(&self, units: &Units) -> Found {
+        let tops = self.items.iter().zip(&self.offsets).map(|(item, offset)| offset + item.size);
+        let height = tops.max().unwrap_or(0) * units.bytes;
+        Found { offsets: self.offsets.iter().map(|offset| offset * units.bytes).collect(), height }
     }
 
     pub(super) fn sections(&self) -> usize {
@@ -249,7 +253,6 @@ impl State {
                 let s = word * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
                 if self.waiting[s] > 0 && !self.settle_section(s) {
-                    self.conflict = s as u32;
                     fits = false;
                 }
             }

@@ -6,7 +6,7 @@ use super::state::State;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
-    Running,
+    Open,
     Found,
     Infeasible,
 }
@@ -18,6 +18,7 @@ struct Part {
     to: u32,
 }
 
+#[derive(Clone)]
 enum Frame {
     /// A section, and what can be done about it: the children from `next` on are still to be tried.
     Choice { key: u128, section: u32, mark: usize, part: Part, first: usize, next: usize },
@@ -26,103 +27,109 @@ enum Frame {
 }
 
 /// What the search does next.
+#[derive(Clone, Copy)]
 enum Step {
     Enter(Part),
     Solved,
     Failed,
 }
 
-/// How a search goes about it.
-#[derive(Clone)]
-pub(super) struct Config {
-    /// The place of each item in the order of preference.
-    pub(super) rank: Vec<u32>,
-    pub(super) memo_bits: u32,
-}
-
+/// A search for one completion, in one order.
 pub(super) struct Tree {
     pub(super) state: State,
-    config: Config,
+    /// The place of each item in the order of preference.
+    rank: Vec<u32>,
+    /// What this search found impossible since its memo was last emptied into the common one.
+    failures: Vec<u128>,
     memo: Memo,
-    item_keys: Vec<u128>,
     frames: Vec<Frame>,
     children: Vec<Child>,
     parts: Vec<Part>,
-    step: Option<Step>,
+    step: Step,
     pub(super) nodes: u64,
-    pub(super) hits: u64,
-    pub(super) conflicts: Vec<u64>,
 }
 
+/// How often a search asks whether to stop.
+const NODES_PER_STOP: u64 = 128;
+
+/// The memo of one search grows up to two to this many keys.
+const OWN_BITS: u32 = 16;
+
 impl Tree {
-    pub(super) fn new(state: State, config: Config) -> Tree {
+    /// A search from `state` on; `rank` is each item's place in the order of preference.
+    pub(super) fn new(state: State, rank: Vec<u32>) -> Tree {
         let all = Part { from: 0, to: state.sections() as u32 };
         Tree {
-            memo: Memo::new(config.memo_bits),
-            config,
-            item_keys: (0..state.items.len()).map(|i| mix(i as u64, 1)).collect(),
+            rank,
+            failures: Vec::new(),
+            memo: Memo::new(OWN_BITS),
             frames: Vec::new(),
             children: Vec::new(),
             parts: Vec::new(),
-            step: Some(if all.to == 0 { Step::Solved } else { Step::Enter(all) }),
+            step: if all.to == 0 { Step::Solved } else { Step::Enter(all) },
             nodes: 0,
-            hits: 0,
-            conflicts: vec![0; state.sections()],
             state,
         }
     }
 
-    /// Goes on for about so many nodes.
-    pub(super) fn run(&mut self, nodes: u64) -> Status {
+    /// Goes on for about so many nodes, or until `stop` says so, which is asked now and then.
+    pub(super) fn run(&mut self, nodes: u64, common: &Memo, stop: impl Fn() -> bool) -> Status {
         let end = self.nodes.saturating_add(nodes);
         while self.nodes < end {
-            self.step = Some(match self.step.take() {
-                Some(Step::Enter(part)) => self.enter(part),
-                Some(Step::Solved) => match self.solved() {
-                    Some(step) => step,
-                    None => {
-                        self.step = Some(Step::Solved);
-                        return Status::Found;
+            let next = match self.step {
+                Step::Enter(part) => {
+                    if self.nodes.is_multiple_of(NODES_PER_STOP) && stop() {
+                        return Status::Open;
                     }
-                },
-                Some(Step::Failed) | None => match self.failed() {
-                    Some(step) => step,
-                    None => {
-                        self.step = Some(Step::Failed);
-                        return Status::Infeasible;
-                    }
-                },
-            });
+                    Some(self.enter(part, common))
+                }
+                Step::Solved => self.solved(),
+                Step::Failed => self.failed(common),
+            };
+            match (next, self.step) {
+                (Some(step), _) => self.step = step,
+                (None, Step::Solved) => return Status::Found,
+                (None, _) => return Status::Infeasible,
+            }
         }
-        Status::Running
+        Status::Open
+    }
+
+    /// Empties what the search found impossible into the memo of all.
+    pub(super) fn share(&mut self, common: &mut Memo) {
+        self.failures.drain(..).for_each(|key| common.insert(key));
+        self.memo.clear();
+    }
+
+    fn is_known(&self, key: u128, common: &Memo) -> bool {
+        common.contains(key) || self.memo.contains(key)
     }
 
     /// What tells a part of the state apart from others: its floors and the items not placed.
     fn key(&self, part: Part) -> u128 {
         let mut key = 0u128;
         for s in part.from as usize..part.to as usize {
-            key ^= mix(self.state.floor[s] << 1 | u64::from(self.state.real[s]), s as u64 + 2);
+            key ^= mix(self.state.floor[s] << 1 | u64::from(self.state.real[s]), s as u64 + 1);
             for &i in self.state.waiting(s) {
                 if self.state.items[i as usize].start as usize == s {
-                    key ^= self.item_keys[i as usize];
+                    key ^= mix(u64::from(i), 0);
                 }
             }
         }
         key
     }
 
-    fn enter(&mut self, part: Part) -> Step {
+    fn enter(&mut self, part: Part, common: &Memo) -> Step {
         self.nodes += 1;
         let key = self.key(part);
-        if self.memo.contains(key) {
-            self.hits += 1;
+        if self.is_known(key, common) {
             return Step::Failed;
         }
         let choice = self.state.choose(part.from as usize, part.to as usize);
         let section = choice.section;
         let first = self.children.len();
         self.children.extend(self.state.candidates(section).map(Child::Place));
-        let rank = &self.config.rank;
+        let rank = &self.rank;
         self.children[first..].sort_unstable_by_key(|child| match child {
             Child::Place(i) => rank[*i as usize],
             Child::Raise(_) => u32::MAX,
@@ -133,17 +140,18 @@ impl Tree {
             }
         }
         self.frames.push(Frame::Choice { key, section: section as u32, mark: self.state.mark(), part, first, next: first });
-        self.advance()
+        self.advance(common)
     }
 
     /// Tries the next child of the topmost frame, a choice.
-    fn advance(&mut self) -> Step {
+    fn advance(&mut self, common: &Memo) -> Step {
         loop {
             let Some(Frame::Choice { key, section, mark, part, first, next }) = self.frames.last_mut() else {
                 return Step::Failed;
             };
             let Some(&child) = self.children.get(*next) else {
                 self.memo.insert(*key);
+                self.failures.push(*key);
                 self.children.truncate(*first);
                 self.frames.pop();
                 return Step::Failed;
@@ -155,19 +163,18 @@ impl Tree {
             };
             if fits {
                 let part = *part;
-                if let Some(step) = self.split(part) {
+                if let Some(step) = self.split(part, common) {
                     return step;
                 }
                 continue;
             }
             let mark = *mark;
-            self.conflicts[self.state.conflict as usize] += 1;
             self.state.undo(mark);
         }
     }
 
     /// Goes on with what is left of a part. Nothing, if some of it is known to be impossible (and the change undone).
-    fn split(&mut self, part: Part) -> Option<Step> {
+    fn split(&mut self, part: Part, common: &Memo) -> Option<Step> {
         let first = self.parts.len();
         let mut from = part.from;
         for s in part.from..part.to {
@@ -183,8 +190,7 @@ impl Tree {
             1 => self.parts.pop().map(Step::Enter),
             _ => {
                 for k in first..self.parts.len() {
-                    if self.memo.contains(self.key(self.parts[k])) {
-                        self.hits += 1;
+                    if self.is_known(self.key(self.parts[k]), common) {
                         self.parts.truncate(first);
                         if let Some(Frame::Choice { mark, .. }) = self.frames.last() {
                             self.state.undo(*mark);
@@ -217,12 +223,12 @@ impl Tree {
     }
 
     /// The part at hand has no completion.
-    fn failed(&mut self) -> Option<Step> {
+    fn failed(&mut self, common: &Memo) -> Option<Step> {
         loop {
             match self.frames.last() {
                 Some(&Frame::Choice { mark, .. }) => {
                     self.state.undo(mark);
-                    return Some(self.advance());
+                    return Some(self.advance(common));
                 }
                 Some(&Frame::Split { mark, first, .. }) => {
                     self.state.undo(mark);
