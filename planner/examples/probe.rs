@@ -1,7 +1,7 @@
 //! dev
 use slabwise_planner::csv;
 use slabwise_planner::generate::{tiling, Cuts};
-use slabwise_planner::pack::{Problem, exact::probe};
+use slabwise_planner::pack::{Problem, exact::{probe, probe_min}};
 use std::time::Instant;
 fn main() {
     let args: Vec<String> = std::env::args().collect();
@@ -30,6 +30,11 @@ fn main() {
     let seed: u64 = args.get(4).map_or(0, |s| s.parse().unwrap());
     for (name, p, limit) in &problems {
         let t = Instant::now();
+        if args.get(5).is_some() {
+            let (h, l) = probe_min(p, seed, args[5].parse().unwrap(), threads);
+            println!("  {name:8} height {h} lower {l} {:.3} s", t.elapsed().as_secs_f64());
+            continue;
+        }
         let (s, n) = probe(p, *limit, seed, nodes, threads);
         println!("  {name:8} {s:10} nodes {n:9} {:.3} s", t.elapsed().as_secs_f64());
     }

@@ -29,7 +29,7 @@ fn assert_valid(problem: &Problem, packing: &Packing) {
     assert!(packing.lower_bound <= height);
 }
 
-fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
+pub(super) fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
     let mut problem = Problem::default();
     let (span, coarse) = (u.int_in_range(1..=30u64)?, u.arbitrary::<bool>()?);
     for _ in 0..u.int_in_range(0..=items_max)? {
@@ -81,7 +81,7 @@ fn every_method_is_valid_on_random_problems() {
 
 /// The optimum: first fit in some order finds it (in the order of an optimal solution's offsets nothing lands higher than
 /// there), so all orders are tried.
-fn optimum(problem: &Problem) -> u64 {
+pub(super) fn optimum(problem: &Problem) -> u64 {
     fn permute(sections: &Sections, order: &mut Vec<u32>, fixed: usize, best: &mut u64) {
         if fixed == order.len() {
             if let Some(found) = greedy::pack(sections, order, greedy::Fit::First, *best) {

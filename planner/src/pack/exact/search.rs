@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// What is known about a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) enum Outcome {
+pub(super) enum Outcome {
     /// A packing under it.
     Found(Found),
     /// There is none.
@@ -33,8 +33,8 @@ const STEADY: usize = 4;
 /// Nodes of one search in one round.
 const SLICE: u64 = 1000;
 
-/// The common memo grows up to two to this many keys of 16 bytes.
-const COMMON_BITS: u32 = 22;
+/// Nodes of all searches in one round.
+pub(super) const ROUND: u64 = SLICE * SLOTS as u64;
 
 /// Sections of all lives together, beyond which a search needs too much memory.
 const ENTRIES_MAX: u64 = 4 << 20;
@@ -43,12 +43,11 @@ const ENTRIES_MAX: u64 = 4 << 20;
 ///
 /// In one round each of several searches goes on for the same number of nodes, in parallel. Then what they found is looked
 /// at in the order of the searches, and what they found impossible is shared. So threads decide nothing but the time.
-pub(in super::super) struct Search {
+pub(super) struct Search {
     units: Units,
     start: Option<State>,
     orders: Vec<Vec<u32>>,
     slots: Vec<Slot>,
-    memo: Memo,
     random: Random,
     /// Nodes granted and not used up by whole rounds.
     credit: u64,
@@ -65,13 +64,12 @@ struct Slot {
 
 impl Search {
     /// Looks for packings of at most `limit` bytes.
-    pub(in super::super) fn new(sections: &Sections, limit: u64, seed: u64) -> Search {
+    pub(super) fn new(sections: &Sections, limit: u64, seed: u64) -> Search {
         let units = Units::of(sections);
         let mut search = Search {
             orders: RANKS.iter().map(|rank| rank.order(sections)).collect(),
             start: None,
             slots: Vec::new(),
-            memo: Memo::new(COMMON_BITS),
             random: Random(seed),
             credit: 0,
             restarts: 0,
@@ -100,27 +98,27 @@ impl Search {
 
     /// Goes on for so many nodes; several calls do what one with their sum does. A deadline ends it at any time, and then what
     /// is found depends on the machine.
-    pub(in super::super) fn run(&mut self, nodes: u64, threads: usize, deadline: Option<Instant>) -> &Outcome {
+    pub(super) fn run(&mut self, nodes: u64, memo: &mut Memo, threads: usize, deadline: Option<Instant>) -> &Outcome {
         self.credit = self.credit.saturating_add(nodes);
         let over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        while self.outcome == Outcome::Open && self.start.is_some() && self.credit >= SLICE * SLOTS as u64 && !over() {
-            self.credit -= SLICE * SLOTS as u64;
-            self.round(threads, &over);
+        while self.outcome == Outcome::Open && self.start.is_some() && self.credit >= ROUND && !over() {
+            self.credit -= ROUND;
+            self.round(memo, threads, &over);
         }
         &self.outcome
     }
 
-    fn round(&mut self, threads: usize, over: &(impl Fn() -> bool + Sync)) {
-        let Search { slots, memo, .. } = self;
+    fn round(&mut self, memo: &mut Memo, threads: usize, over: &(impl Fn() -> bool + Sync)) {
         // Searches after the first that found something need not go on.
         let (next, first) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
-        let waiting: Vec<Mutex<&mut Slot>> = slots.iter_mut().map(Mutex::new).collect();
+        let waiting: Vec<Mutex<&mut Slot>> = self.slots.iter_mut().map(Mutex::new).collect();
+        let common = &*memo;
         let work = || {
             loop {
                 let k = next.fetch_add(1, Ordering::Relaxed);
                 let Some(slot) = waiting.get(k) else { return };
                 let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-                slot.status = slot.tree.run(SLICE, memo, || first.load(Ordering::Relaxed) < k || over());
+                slot.status = slot.tree.run(SLICE, common, || first.load(Ordering::Relaxed) < k || over());
                 if slot.status != Status::Open {
                     first.fetch_min(k, Ordering::Relaxed);
                 }
@@ -138,7 +136,7 @@ impl Search {
                 Status::Found => self.outcome = Outcome::Found(slot.tree.state.found(&self.units)),
                 Status::Infeasible => self.outcome = Outcome::Infeasible,
                 Status::Open => {
-                    slot.tree.share(&mut self.memo);
+                    slot.tree.share(memo);
                     if slot.tree.nodes >= slot.nodes_max {
                         self.restart(k);
                     }

@@ -105,11 +105,12 @@ impl Tree {
         common.contains(key) || self.memo.contains(key)
     }
 
-    /// What tells a part of the state apart from others: its floors and the items not placed.
+    /// What tells a part of the state apart from others: the items not placed and the room above the floors. What is
+    /// impossible under one limit is so under others with the same room, unless alignments make a difference.
     fn key(&self, part: Part) -> u128 {
-        let mut key = 0u128;
+        let mut key = if self.state.aligned { mix(self.state.limit, u64::MAX) } else { 0 };
         for s in part.from as usize..part.to as usize {
-            key ^= mix(self.state.floor[s] << 1 | u64::from(self.state.real[s]), s as u64 + 1);
+            key ^= mix((self.state.limit - self.state.floor[s]) << 1 | u64::from(self.state.real[s]), s as u64 + 1);
             for &i in self.state.waiting(s) {
                 if self.state.items[i as usize].start as usize == s {
                     key ^= mix(u64::from(i), 0);
