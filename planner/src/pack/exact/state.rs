@@ -2,6 +2,7 @@
 
 use super::super::Found;
 use super::super::sections::Sections;
+use super::memo::mix;
 
 /// The smallest number of bytes that offsets differ by, and what remains to be aligned.
 pub(super) struct Units {
@@ -61,6 +62,9 @@ pub(super) struct State {
     pub(super) real: Vec<bool>,
     /// For each section the sum of the sizes not placed.
     pub(super) rest: Vec<u64>,
+    /// For each section, the keys of the items not placed that begin there.
+    pub(super) keys: Vec<u128>,
+    item_keys: Vec<u128>,
     /// For each section but the last, how many items not placed live in it and in the next.
     pub(super) crossing: Vec<u32>,
     /// For each section, where its list starts; the items not placed come first.
@@ -110,6 +114,9 @@ impl State {
             }
         }
         let n = items.len();
+        let item_keys: Vec<u128> = (0..n as u64).map(|i| mix(i, 0)).collect();
+        let mut keys = vec![0; count];
+        items.iter().zip(&item_keys).for_each(|(item, key)| keys[item.start as usize] ^= key);
         State {
             limit,
             aligned: units.aligned,
@@ -119,6 +126,8 @@ impl State {
             floor: vec![0; count],
             real: vec![true; count],
             rest,
+            keys,
+            item_keys,
             crossing,
             lists,
             waiting,
@@ -166,6 +175,7 @@ impl State {
                 Some(Change::Lowest { item, old }) => self.lowest[item as usize] = old,
                 Some(Change::Placed { item }) => {
                     let it = self.items[item as usize];
+                    self.keys[it.start as usize] ^= self.item_keys[item as usize];
                     for s in it.start as usize..it.end as usize {
                         self.rest[s] += it.size;
                         self.waiting[s] += 1;
@@ -194,6 +204,7 @@ impl State {
             self.take_from_list(i, item, s);
             self.set_floor(s, top, true);
         }
+        self.keys[item.start as usize] ^= self.item_keys[i as usize];
         self.trail.push(Change::Placed { item: i });
         for s in item.start as usize..item.end as usize {
             self.mark_dirty(s, s + 1);
@@ -279,12 +290,34 @@ impl State {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
         scratch.extend(self.waiting(s).iter().map(|&j| (self.lowest[j as usize], self.items[j as usize].size)));
-        scratch.sort_unstable();
-        let mut time = 0;
-        for &(lowest, size) in &scratch {
-            time = time.max(lowest) + size;
-        }
+        let time = finished(&mut scratch, low, rest);
         self.scratch = scratch;
         time <= self.limit
+    }
+}
+
+/// When a machine has done all jobs, each given by its release and its length, which together take `rest`; the first is
+/// released at `time`.
+fn finished(jobs: &mut Vec<(u64, u64)>, mut time: u64, mut rest: u64) -> u64 {
+    loop {
+        let before = time;
+        let (mut next, mut last) = (u64::MAX, 0);
+        jobs.retain(|&(release, length)| {
+            let done = release <= time;
+            if done {
+                time += length;
+            } else {
+                next = next.min(release);
+                last = last.max(release);
+            }
+            !done
+        });
+        rest -= time - before;
+        if last <= time {
+            return time + rest;
+        }
+        if next > time {
+            time = next;
+        }
     }
 }

@@ -60,3 +60,23 @@ fn the_optimum_of_few_items_is_found_and_nothing_below_it() {
         Ok(())
     });
 }
+
+/// What is known to exist is never called impossible: not by a wrong bound, not by leaving out a branch.
+#[test]
+fn known_packings_are_not_proved_away() {
+    use crate::generate::{Cuts, tiling, with_holes};
+    let mut open = 0;
+    for seed in 0..400 {
+        let cuts = [Cuts::Straight, Cuts::Spiral, Cuts::Mixed][seed as usize % 3];
+        let (items, time, height) = (8 + seed as usize % 25, 6 + seed % 40, 6 + seed % 90);
+        let known = with_holes(seed, tiling(seed, items, time, height, cuts), 2 + seed % 4);
+        let (sections, _) = sections(&known.problem);
+        let mut search = Search::new(&sections, known.height, seed);
+        match search.run(20 * ROUND, &mut Memo::new(16), 1, None) {
+            Outcome::Found(found) => assert_valid(&sections, found),
+            Outcome::Infeasible => panic!("{known:?}"),
+            Outcome::Open => open += 1,
+        }
+    }
+    assert!(open < 20, "{open} of 400 small problems are too hard");
+}

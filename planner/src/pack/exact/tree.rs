@@ -111,11 +111,7 @@ impl Tree {
         let mut key = if self.state.aligned { mix(self.state.limit, u64::MAX) } else { 0 };
         for s in part.from as usize..part.to as usize {
             key ^= mix((self.state.limit - self.state.floor[s]) << 1 | u64::from(self.state.real[s]), s as u64 + 1);
-            for &i in self.state.waiting(s) {
-                if self.state.items[i as usize].start as usize == s {
-                    key ^= mix(u64::from(i), 0);
-                }
-            }
+            key ^= self.state.keys[s];
         }
         key
     }
