@@ -1,6 +1,7 @@
 //! Where to go on: the section with the fewest possibilities.
 
 use super::state::State;
+use std::ops::Range;
 
 /// What can be done about a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,10 +12,11 @@ pub(super) enum Child {
     Raise(u64),
 }
 
-/// A section of a valley and how many items can lie on its floor.
-pub(super) struct Choice {
+/// A section of a valley.
+pub(super) struct Valley {
     pub(super) section: usize,
-    pub(super) count: u32,
+    /// The valley and its walls.
+    pub(super) why: Range<u32>,
 }
 
 impl State {
@@ -32,8 +34,8 @@ impl State {
     }
 
     /// The section of a valley between `from` and `to` with the fewest possibilities.
-    pub(super) fn choose(&self, from: usize, to: usize) -> Choice {
-        let mut best = Choice { section: from, count: u32::MAX };
+    pub(super) fn choose(&self, from: usize, to: usize) -> Valley {
+        let mut best = Valley { section: from, why: 0..0 };
         let mut best_key = (u64::MAX, u64::MAX);
         let mut left = from;
         while left < to {
@@ -45,12 +47,12 @@ impl State {
             let valley = (left == from || self.floor[left - 1] > floor) && (right == to || self.floor[right] > floor);
             if valley {
                 for s in left..right {
-                    let count = self.candidates(s).count() as u32;
+                    let count = self.candidates(s).count() as u64;
                     let slack = self.limit - floor - self.rest[s];
-                    let key = (u64::from(count) + u64::from(slack > 0), floor);
+                    let key = (count + u64::from(slack > 0), floor);
                     if key < best_key {
                         best_key = key;
-                        best = Choice { section: s, count };
+                        best = Valley { section: s, why: left.saturating_sub(1).max(from) as u32..(right + 1).min(to) as u32 };
                     }
                 }
             }

@@ -1,57 +1,79 @@
 //! Which parts of partial packings are known to have no completion.
 
-/// A set of bounded size. Where it is full, newer keys replace older ones.
+use std::ops::Range;
+
+/// A map of bounded size from what tells a state apart to the sections because of which it has no completion. Where it is
+/// full, newer entries replace older ones.
 ///
 /// A key is 128 scrambled bits. Two different states with the same key would end in a wrong proof; among 2^32 states
 /// that happens with a probability of 2^-65.
 pub(super) struct Memo {
-    /// Groups of [`WAYS`] keys, the newest first; 0 is no key.
-    keys: Vec<u128>,
+    /// Groups of [`WAYS`] entries, the newest first.
+    entries: Vec<Entry>,
     used: usize,
     largest: usize,
 }
 
+/// What is known about one state. The empty range: nothing, there is no such entry.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Entry {
+    key: [u64; 2],
+    why: Range<u32>,
+}
+
 const WAYS: usize = 4;
 
+impl Entry {
+    pub(super) fn new(key: u128, why: Range<u32>) -> Entry {
+        Entry { key: [key as u64, (key >> 64) as u64], why }
+    }
+}
+
 impl Memo {
-    /// A set that grows up to 2^`bits` keys.
+    /// A map that grows up to 2^`bits` entries.
     pub(super) fn new(bits: u32) -> Memo {
-        Memo { keys: vec![0; 1 << bits.min(10)], used: 0, largest: 1 << bits }
+        Memo { entries: vec![Entry::default(); 1 << bits.min(10)], used: 0, largest: 1 << bits }
     }
 
-    fn group(&self, key: u128) -> usize {
-        key as usize & (self.keys.len() - WAYS)
+    fn group(&self, key: u64) -> usize {
+        key as usize & (self.entries.len() - WAYS)
     }
 
-    pub(super) fn contains(&self, key: u128) -> bool {
-        let at = self.group(key);
-        self.keys[at..at + WAYS].contains(&key)
+    /// The sections because of which a state has no completion, if it is known to have none.
+    pub(super) fn get(&self, key: u128) -> Option<Range<u32>> {
+        let at = self.group(key as u64);
+        let wanted = [key as u64, (key >> 64) as u64];
+        let entry = self.entries[at..at + WAYS].iter().find(|entry| entry.key == wanted)?;
+        (!entry.why.is_empty()).then(|| entry.why.clone())
     }
 
-    pub(super) fn insert(&mut self, key: u128) {
-        if self.used * 2 > self.keys.len() && self.keys.len() < self.largest {
-            let larger = vec![0; self.keys.len() * 4];
-            let old = std::mem::replace(&mut self.keys, larger);
+    pub(super) fn insert(&mut self, entry: Entry) {
+        if self.used * 2 > self.entries.len() && self.entries.len() < self.largest {
+            let larger = vec![Entry::default(); self.entries.len() * 4];
+            let old = std::mem::replace(&mut self.entries, larger);
             self.used = 0;
             // The newest of a group comes first and is to stay first.
-            old.chunks(WAYS).flat_map(|group| group.iter().rev()).filter(|&&key| key != 0).for_each(|&key| self.put(key));
+            let kept = old.chunks(WAYS).flat_map(|group| group.iter().rev()).filter(|entry| !entry.why.is_empty());
+            kept.for_each(|entry| self.put(entry.clone()));
         }
-        self.put(key);
+        self.put(entry);
     }
 
-    fn put(&mut self, key: u128) {
-        let at = self.group(key);
-        let group = &mut self.keys[at..at + WAYS];
-        if !group.contains(&key) {
+    fn put(&mut self, entry: Entry) {
+        let at = self.group(entry.key[0]);
+        let group = &mut self.entries[at..at + WAYS];
+        if group.iter().all(|other| other.key != entry.key || other.why.is_empty()) {
             group.rotate_right(1);
-            self.used += usize::from(group[0] == 0);
-            group[0] = key;
+            self.used += usize::from(group[0].why.is_empty());
+            group[0] = entry;
         }
     }
 
     pub(super) fn clear(&mut self) {
-        self.keys.fill(0);
-        self.used = 0;
+        if self.used > 0 {
+            self.entries.fill(Entry::default());
+            self.used = 0;
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::super::Found;
 use super::super::sections::Sections;
 use super::memo::mix;
+use std::ops::Range;
 
 /// The smallest number of bytes that offsets differ by, and what remains to be aligned.
 pub(super) struct Units {
@@ -76,6 +77,8 @@ pub(super) struct State {
     /// Sections to look at again, as bits.
     dirty: Vec<u64>,
     scratch: Vec<(u64, u64)>,
+    /// The sections in which the last change changed anything.
+    pub(super) touched: Range<u32>,
 }
 
 impl State {
@@ -136,6 +139,7 @@ impl State {
             trail: Vec::new(),
             dirty: vec![0; count.div_ceil(64)],
             scratch: Vec::new(),
+            touched: 0..0,
         }
     }
 
@@ -193,9 +197,11 @@ impl State {
         self.real[section] = real;
     }
 
-    /// Places an item at its lowest offset, where every section of its life has its floor. Whether no contradiction shows.
-    pub(super) fn place(&mut self, i: u32) -> bool {
+    /// Places an item at its lowest offset, where every section of its life has its floor. The section of a contradiction, if
+    /// one shows.
+    pub(super) fn place(&mut self, i: u32) -> Option<u32> {
         let item = self.items[i as usize];
+        self.touched = item.start..item.end;
         let top = self.lowest[i as usize] + item.size;
         self.offsets[i as usize] = self.lowest[i as usize];
         for s in item.start as usize..item.end as usize {
@@ -225,8 +231,9 @@ impl State {
         }
     }
 
-    /// Decides that nothing lies below `floor` in a section. Whether no contradiction shows.
-    pub(super) fn raise(&mut self, section: usize, floor: u64) -> bool {
+    /// Decides that nothing lies below `floor` in a section. The section of a contradiction, if one shows.
+    pub(super) fn raise(&mut self, section: usize, floor: u64) -> Option<u32> {
+        self.touched = section as u32..section as u32 + 1;
         self.set_floor(section, floor, false);
         self.mark_dirty(section, section + 1);
         self.lift_items(section, floor);
@@ -234,6 +241,7 @@ impl State {
     }
 
     fn mark_dirty(&mut self, from: usize, to: usize) {
+        self.touched = self.touched.start.min(from as u32)..self.touched.end.max(to as u32);
         for word in from / 64..=(to - 1) / 64 {
             let low = if word == from / 64 { u64::MAX << (from % 64) } else { u64::MAX };
             let high = if word == (to - 1) / 64 { u64::MAX >> (63 - (to - 1) % 64) } else { u64::MAX };
@@ -256,19 +264,19 @@ impl State {
 
     /// Lifts the floors of dirty sections to the lowest item, and checks that their items fit under the limit one above
     /// the other, none below its lowest offset.
-    fn settle(&mut self) -> bool {
-        let mut fits = true;
+    fn settle(&mut self) -> Option<u32> {
+        let mut conflict = None;
         for word in 0..self.dirty.len() {
             let mut bits = std::mem::take(&mut self.dirty[word]);
-            while fits && bits != 0 {
+            while conflict.is_none() && bits != 0 {
                 let s = word * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
                 if self.waiting[s] > 0 && !self.settle_section(s) {
-                    fits = false;
+                    conflict = Some(s as u32);
                 }
             }
         }
-        fits
+        conflict
     }
 
     fn settle_section(&mut self, s: usize) -> bool {

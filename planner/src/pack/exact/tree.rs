@@ -1,8 +1,9 @@
 //! One depth-first search, which can be interrupted and resumed after every node.
 
-use super::branch::Child;
-use super::memo::{Memo, mix};
+use super::branch::{Child, Valley};
+use super::memo::{Entry, Memo, mix};
 use super::state::State;
+use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
@@ -11,27 +12,41 @@ pub(super) enum Status {
     Infeasible,
 }
 
-/// A range of sections that no item still to be placed leaves.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    from: u32,
-    to: u32,
+enum Frame {
+    Choice(Choice),
+    /// Parts that do not touch each other; those before `next` are solved.
+    Split { first: usize, next: usize, end: usize },
 }
 
-#[derive(Clone)]
-enum Frame {
-    /// A section, and what can be done about it: the children from `next` on are still to be tried.
-    Choice { key: u128, section: u32, mark: usize, part: Part, first: usize, next: usize },
-    /// Parts that do not touch each other; those before `next` are solved.
-    Split { mark: usize, first: usize, next: usize, end: usize },
+/// A section, and what can be done about it: the children from `next` on are still to be tried.
+struct Choice {
+    /// Sections that no item still to be placed leaves.
+    part: Range<u32>,
+    key: u128,
+    section: u32,
+    /// How the state is got back.
+    mark: usize,
+    first: usize,
+    next: usize,
+    /// The sections that the last child changed.
+    touched: Range<u32>,
+    /// Sections that explain why the children so far, and anything else than the children, were impossible.
+    why: Range<u32>,
 }
 
 /// What the search does next.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Step {
-    Enter(Part),
+    Enter(Range<u32>),
     Solved,
-    Failed,
+    /// The part has no completion, nor has any that looks the same in these sections: the same floors, the same items not placed, as
+    /// low at the lowest.
+    Failed(Range<u32>),
+}
+
+/// The smallest range around both.
+fn hull(a: &Range<u32>, b: &Range<u32>) -> Range<u32> {
+    a.start.min(b.start)..a.end.max(b.end)
 }
 
 /// A search for one completion, in one order.
@@ -40,11 +55,11 @@ pub(super) struct Tree {
     /// The place of each item in the order of preference.
     rank: Vec<u32>,
     /// What this search found impossible since its memo was last emptied into the common one.
-    failures: Vec<u128>,
+    failures: Vec<Entry>,
     memo: Memo,
     frames: Vec<Frame>,
     children: Vec<Child>,
-    parts: Vec<Part>,
+    parts: Vec<Range<u32>>,
     step: Step,
     pub(super) nodes: u64,
 }
@@ -58,7 +73,7 @@ const OWN_BITS: u32 = 16;
 impl Tree {
     /// A search from `state` on; `rank` is each item's place in the order of preference.
     pub(super) fn new(state: State, rank: Vec<u32>) -> Tree {
-        let all = Part { from: 0, to: state.sections() as u32 };
+        let all = 0..state.sections() as u32;
         Tree {
             rank,
             failures: Vec::new(),
@@ -66,7 +81,7 @@ impl Tree {
             frames: Vec::new(),
             children: Vec::new(),
             parts: Vec::new(),
-            step: if all.to == 0 { Step::Solved } else { Step::Enter(all) },
+            step: if all.is_empty() { Step::Solved } else { Step::Enter(all) },
             nodes: 0,
             state,
         }
@@ -76,17 +91,21 @@ impl Tree {
     pub(super) fn run(&mut self, nodes: u64, common: &Memo, stop: impl Fn() -> bool) -> Status {
         let end = self.nodes.saturating_add(nodes);
         while self.nodes < end {
-            let next = match self.step {
+            let next = match &self.step {
                 Step::Enter(part) => {
                     if self.nodes.is_multiple_of(NODES_PER_STOP) && stop() {
                         return Status::Open;
                     }
+                    let part = part.clone();
                     Some(self.enter(part, common))
                 }
                 Step::Solved => self.solved(),
-                Step::Failed => self.failed(common),
+                Step::Failed(why) => {
+                    let why = why.clone();
+                    self.failed(why, common)
+                }
             };
-            match (next, self.step) {
+            match (next, &self.step) {
                 (Some(step), _) => self.step = step,
                 (None, Step::Solved) => return Status::Found,
                 (None, _) => return Status::Infeasible,
@@ -97,33 +116,33 @@ impl Tree {
 
     /// Empties what the search found impossible into the memo of all.
     pub(super) fn share(&mut self, common: &mut Memo) {
-        self.failures.drain(..).for_each(|key| common.insert(key));
+        self.failures.drain(..).for_each(|entry| common.insert(entry));
         self.memo.clear();
     }
 
-    fn is_known(&self, key: u128, common: &Memo) -> bool {
-        common.contains(key) || self.memo.contains(key)
+    /// Why a state has no completion, if that is known.
+    fn known(&self, key: u128, common: &Memo) -> Option<Range<u32>> {
+        common.get(key).or_else(|| self.memo.get(key))
     }
 
     /// What tells a part of the state apart from others: the items not placed and the room above the floors. What is
     /// impossible under one limit is so under others with the same room, unless alignments make a difference.
-    fn key(&self, part: Part) -> u128 {
+    fn key(&self, part: &Range<u32>) -> u128 {
         let mut key = if self.state.aligned { mix(self.state.limit, u64::MAX) } else { 0 };
-        for s in part.from as usize..part.to as usize {
+        for s in part.start as usize..part.end as usize {
             key ^= mix((self.state.limit - self.state.floor[s]) << 1 | u64::from(self.state.real[s]), s as u64 + 1);
             key ^= self.state.keys[s];
         }
         key
     }
 
-    fn enter(&mut self, part: Part, common: &Memo) -> Step {
+    fn enter(&mut self, part: Range<u32>, common: &Memo) -> Step {
         self.nodes += 1;
-        let key = self.key(part);
-        if self.is_known(key, common) {
-            return Step::Failed;
+        let key = self.key(&part);
+        if let Some(why) = self.known(key, common) {
+            return Step::Failed(why);
         }
-        let choice = self.state.choose(part.from as usize, part.to as usize);
-        let section = choice.section;
+        let Valley { section, why } = self.state.choose(part.start as usize, part.end as usize);
         let first = self.children.len();
         self.children.extend(self.state.candidates(section).map(Child::Place));
         let rank = &self.rank;
@@ -136,69 +155,74 @@ impl Tree {
                 self.children.push(Child::Raise(next));
             }
         }
-        self.frames.push(Frame::Choice { key, section: section as u32, mark: self.state.mark(), part, first, next: first });
+        let mark = self.state.mark();
+        self.frames.push(Frame::Choice(Choice { part, key, section: section as u32, mark, first, next: first, touched: 0..0, why }));
         self.advance(common)
     }
 
     /// Tries the next child of the topmost frame, a choice.
     fn advance(&mut self, common: &Memo) -> Step {
         loop {
-            let Some(Frame::Choice { key, section, mark, part, first, next }) = self.frames.last_mut() else {
-                return Step::Failed;
+            let Some(Frame::Choice(choice)) = self.frames.last_mut() else {
+                return Step::Solved;
             };
-            let Some(&child) = self.children.get(*next) else {
-                self.memo.insert(*key);
-                self.failures.push(*key);
-                self.children.truncate(*first);
-                self.frames.pop();
-                return Step::Failed;
+            let Some(&child) = self.children.get(choice.next) else {
+                let why = choice.why.clone();
+                self.give_up(why.clone());
+                return Step::Failed(why);
             };
-            *next += 1;
-            let fits = match child {
+            choice.next += 1;
+            let conflict = match child {
                 Child::Place(i) => self.state.place(i),
-                Child::Raise(floor) => self.state.raise(*section as usize, floor),
+                Child::Raise(floor) => self.state.raise(choice.section as usize, floor),
             };
-            if fits {
-                let part = *part;
-                if let Some(step) = self.split(part, common) {
-                    return step;
+            choice.touched = self.state.touched.clone();
+            match conflict {
+                None => {
+                    let part = choice.part.clone();
+                    return self.split(part, common);
                 }
-                continue;
+                Some(section) => choice.why = hull(&choice.why, &(section..section + 1)),
             }
-            let mark = *mark;
+            let mark = choice.mark;
             self.state.undo(mark);
         }
     }
 
-    /// Goes on with what is left of a part. Nothing, if some of it is known to be impossible (and the change undone).
-    fn split(&mut self, part: Part, common: &Memo) -> Option<Step> {
+    /// Remembers that the topmost frame, a choice, has no completion, and leaves it.
+    fn give_up(&mut self, why: Range<u32>) {
+        if let Some(Frame::Choice(choice)) = self.frames.pop() {
+            let entry = Entry::new(choice.key, why);
+            self.memo.insert(entry.clone());
+            self.failures.push(entry);
+            self.children.truncate(choice.first);
+        }
+    }
+
+    /// Goes on with what is left of a part.
+    fn split(&mut self, part: Range<u32>, common: &Memo) -> Step {
         let first = self.parts.len();
-        let mut from = part.from;
-        for s in part.from..part.to {
-            if s + 1 == part.to || self.state.crossing[s as usize] == 0 {
+        let mut from = part.start;
+        for s in part.clone() {
+            if s + 1 == part.end || self.state.crossing[s as usize] == 0 {
                 if !self.state.is_closed(s as usize) {
-                    self.parts.push(Part { from, to: s + 1 });
+                    self.parts.push(from..s + 1);
                 }
                 from = s + 1;
             }
         }
         match self.parts.len() - first {
-            0 => Some(Step::Solved),
-            1 => self.parts.pop().map(Step::Enter),
+            0 => Step::Solved,
+            1 => self.parts.pop().map_or(Step::Solved, Step::Enter),
             _ => {
-                for k in first..self.parts.len() {
-                    if self.is_known(self.key(self.parts[k]), common) {
-                        self.parts.truncate(first);
-                        if let Some(Frame::Choice { mark, .. }) = self.frames.last() {
-                            self.state.undo(*mark);
-                        }
-                        return None;
-                    }
+                if let Some(why) = self.parts[first..].iter().find_map(|part| self.known(self.key(part), common)) {
+                    self.parts.truncate(first);
+                    return Step::Failed(why);
                 }
                 // Small parts first: what they contradict is known soonest.
-                self.parts[first..].sort_by_key(|part| part.to - part.from);
-                self.frames.push(Frame::Split { mark: self.state.mark(), first, next: first + 1, end: self.parts.len() });
-                Some(Step::Enter(self.parts[first]))
+                self.parts[first..].sort_by_key(|part| part.end - part.start);
+                self.frames.push(Frame::Split { first, next: first + 1, end: self.parts.len() });
+                Step::Enter(self.parts[first].clone())
             }
         }
     }
@@ -206,33 +230,36 @@ impl Tree {
     /// The part at hand is complete.
     fn solved(&mut self) -> Option<Step> {
         loop {
-            match self.frames.last_mut() {
-                Some(Frame::Choice { first, .. }) => self.children.truncate(*first),
-                Some(Frame::Split { next, end, .. }) if *next < *end => {
+            match self.frames.last_mut()? {
+                Frame::Choice(choice) => self.children.truncate(choice.first),
+                Frame::Split { next, end, .. } if *next < *end => {
                     *next += 1;
-                    return Some(Step::Enter(self.parts[*next - 1]));
+                    return Some(Step::Enter(self.parts[*next - 1].clone()));
                 }
-                Some(Frame::Split { first, .. }) => self.parts.truncate(*first),
-                None => return None,
+                Frame::Split { first, .. } => self.parts.truncate(*first),
             }
             self.frames.pop();
         }
     }
 
-    /// The part at hand has no completion.
-    fn failed(&mut self, common: &Memo) -> Option<Step> {
+    /// The part at hand has no completion, because of these sections. Choices that changed nothing there are left at once.
+    fn failed(&mut self, why: Range<u32>, common: &Memo) -> Option<Step> {
         loop {
-            match self.frames.last() {
-                Some(&Frame::Choice { mark, .. }) => {
+            match self.frames.last_mut()? {
+                Frame::Choice(choice) => {
+                    let mark = choice.mark;
+                    let matters = choice.touched.start < why.end && why.start < choice.touched.end;
+                    choice.why = hull(&choice.why, &why);
                     self.state.undo(mark);
-                    return Some(self.advance(common));
+                    if matters {
+                        return Some(self.advance(common));
+                    }
+                    self.give_up(why.clone());
                 }
-                Some(&Frame::Split { mark, first, .. }) => {
-                    self.state.undo(mark);
-                    self.parts.truncate(first);
+                Frame::Split { first, .. } => {
+                    self.parts.truncate(*first);
                     self.frames.pop();
                 }
-                None => return None,
             }
         }
     }
