@@ -23,7 +23,7 @@ fn main() {
             let dims: Vec<u64> = t[1..].split('x').map(|x| x.parse().unwrap()).collect();
             let (n, w, h) = (dims[0] as usize, *dims.get(1).unwrap_or(&1000), *dims.get(2).unwrap_or(&1000));
             let cuts = match &t[..1] { "g" => Cuts::Straight, "s" => Cuts::Spiral, _ => Cuts::Mixed };
-            for seed in 0..4 { let k = tiling(seed, n, w, h, cuts); problems.push((format!("{t}.{seed}"), k.problem, k.height)); }
+            for seed in dims.get(3).map_or(0..4, |&s| s..s + 1) { let k = tiling(seed, n, w, h, cuts); problems.push((format!("{t}.{seed}"), k.problem, k.height)); }
         }
     } }
     let threads: usize = args[3].parse().unwrap();

@@ -77,6 +77,8 @@ pub(super) struct State {
     trail: Vec<Change>,
     /// Sections to look at again, as bits.
     dirty: Vec<u64>,
+    /// Sections without slack to look at more closely, as bits.
+    tight: Vec<u64>,
     scratch: Vec<(u64, u64)>,
     sums: Sums,
     /// Whether the last change had consequences that had consequences.
@@ -142,6 +144,7 @@ impl State {
             place_in_list,
             trail: Vec::new(),
             dirty: vec![0; count.div_ceil(64)],
+            tight: vec![0; count.div_ceil(64)],
             scratch: Vec::new(),
             sums: Sums::default(),
             chained: false,
@@ -277,15 +280,35 @@ impl State {
     /// the other, none below its lowest offset.
     fn settle(&mut self) -> Option<u32> {
         self.chained = false;
-        while let Some(word) = self.dirty.iter().position(|&bits| bits != 0) {
-            let s = word * 64 + self.dirty[word].trailing_zeros() as usize;
-            self.dirty[word] &= self.dirty[word] - 1;
-            if self.waiting[s] > 0 && !self.settle_section(s) {
-                self.dirty.fill(0);
-                return Some(s as u32);
+        // What costs little comes first, on all sections.
+        loop {
+            for word in 0..self.dirty.len() {
+                while self.dirty[word] != 0 {
+                    let s = word * 64 + self.dirty[word].trailing_zeros() as usize;
+                    self.dirty[word] &= self.dirty[word] - 1;
+                    if self.waiting[s] > 0 && !self.settle_section(s) {
+                        return self.conflict(s);
+                    }
+                }
+            }
+            let Some(word) = self.tight.iter().position(|&bits| bits != 0) else { return None };
+            let s = word * 64 + self.tight[word].trailing_zeros() as usize;
+            self.tight[word] &= self.tight[word] - 1;
+            let mut sums = std::mem::take(&mut self.sums);
+            let before = self.trail.len();
+            let fits = self.lift_to_joints(s, &mut sums);
+            self.chained |= self.trail.len() > before;
+            self.sums = sums;
+            if !fits {
+                return self.conflict(s);
             }
         }
-        None
+    }
+
+    fn conflict(&mut self, section: usize) -> Option<u32> {
+        self.dirty.fill(0);
+        self.tight.fill(0);
+        Some(section as u32)
     }
 
     fn settle_section(&mut self, s: usize) -> bool {
@@ -305,12 +328,7 @@ impl State {
             return false;
         }
         if self.is_tight(s) {
-            let mut sums = std::mem::take(&mut self.sums);
-            let before = self.trail.len();
-            let fits = self.lift_to_joints(s, &mut sums);
-            self.chained |= self.trail.len() > before;
-            self.sums = sums;
-            return fits;
+            self.tight[s / 64] |= 1 << (s % 64);
         }
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();

@@ -10,6 +10,7 @@ const UNITS_MAX: u64 = 4096;
 pub(super) struct Sums {
     /// Every sum of sizes looked at so far.
     all: Vec<u64>,
+    copy: Vec<u64>,
     /// The sums that items can lie upon.
     joints: Vec<u64>,
     /// (lowest top, size) of each item.
@@ -17,15 +18,19 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Adds each sum plus `size` to the sums.
-    fn shift_in(&mut self, size: u64) {
+    /// Adds each sum plus `size` to the sums, none of which is above `highest`.
+    fn shift_in(&mut self, size: u64, highest: u64) {
         let (words, bits) = ((size / 64) as usize, size % 64);
-        for at in (words..self.all.len()).rev() {
-            let mut shifted = self.all[at - words] << bits;
-            if bits > 0 && at > words {
-                shifted |= self.all[at - words - 1] >> (64 - bits);
-            }
-            self.all[at] |= shifted;
+        let used = ((highest / 64 + 1) as usize).min(self.all.len());
+        self.copy.clear();
+        self.copy.push(0);
+        self.copy.extend_from_slice(&self.all[..used]);
+        self.copy.push(0);
+        let shifted = self.all.iter_mut().skip(words).zip(self.copy.windows(2));
+        if bits == 0 {
+            shifted.for_each(|(sum, pair)| *sum |= pair[1]);
+        } else {
+            shifted.for_each(|(sum, pair)| *sum |= pair[1] << bits | pair[0] >> (64 - bits));
         }
     }
 
@@ -78,12 +83,13 @@ impl State {
             (self.lowest[j as usize] - floor + size, size)
         }));
         sums.tops.sort_unstable();
-        let mut from = 0;
+        let (mut from, mut highest) = (0, 0);
         for k in 0..sums.tops.len() {
             let (top, size) = sums.tops[k];
             sums.settle(from, top);
             from = top;
-            sums.shift_in(size);
+            sums.shift_in(size, highest);
+            highest += size;
         }
         sums.settle(from, room + 1);
         for k in 0..self.waiting(section).len() {
