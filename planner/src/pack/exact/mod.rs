@@ -12,6 +12,7 @@ mod branch;
 mod memo;
 mod search;
 mod state;
+mod sums;
 mod tree;
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use super::super::Found;
 use super::super::sections::Sections;
 use super::memo::mix;
+use super::sums::Sums;
 use std::ops::Range;
 
 /// The smallest number of bytes that offsets differ by, and what remains to be aligned.
@@ -76,7 +77,12 @@ pub(super) struct State {
     trail: Vec<Change>,
     /// Sections to look at again, as bits.
     dirty: Vec<u64>,
+    /// Sections without slack to look at more closely, as bits.
+    tight: Vec<u64>,
     scratch: Vec<(u64, u64)>,
+    sums: Sums,
+    /// Whether the last change had consequences that had consequences.
+    pub(super) chained: bool,
     /// The sections in which the last change changed anything.
     pub(super) touched: Range<u32>,
 }
@@ -138,7 +144,10 @@ impl State {
             place_in_list,
             trail: Vec::new(),
             dirty: vec![0; count.div_ceil(64)],
+            tight: vec![0; count.div_ceil(64)],
             scratch: Vec::new(),
+            sums: Sums::default(),
+            chained: false,
             touched: 0..0,
         }
     }
@@ -254,29 +263,52 @@ impl State {
         for k in at..at + self.waiting[section] as usize {
             let j = self.list[k] as usize;
             if self.lowest[j] < floor {
-                let item = self.items[j];
-                self.trail.push(Change::Lowest { item: j as u32, old: self.lowest[j] });
-                self.lowest[j] = floor.next_multiple_of(item.align);
-                self.mark_dirty(item.start as usize, item.end as usize);
+                self.lift(j as u32, floor.next_multiple_of(self.items[j].align));
             }
         }
+    }
+
+    /// Decides that an item lies no lower than `offset`.
+    pub(super) fn lift(&mut self, i: u32, offset: u64) {
+        let item = self.items[i as usize];
+        self.trail.push(Change::Lowest { item: i, old: self.lowest[i as usize] });
+        self.lowest[i as usize] = offset;
+        self.mark_dirty(item.start as usize, item.end as usize);
     }
 
     /// Lifts the floors of dirty sections to the lowest item, and checks that their items fit under the limit one above
     /// the other, none below its lowest offset.
     fn settle(&mut self) -> Option<u32> {
-        let mut conflict = None;
-        for word in 0..self.dirty.len() {
-            let mut bits = std::mem::take(&mut self.dirty[word]);
-            while conflict.is_none() && bits != 0 {
-                let s = word * 64 + bits.trailing_zeros() as usize;
-                bits &= bits - 1;
-                if self.waiting[s] > 0 && !self.settle_section(s) {
-                    conflict = Some(s as u32);
+        self.chained = false;
+        // What costs little comes first, on all sections.
+        loop {
+            for word in 0..self.dirty.len() {
+                while self.dirty[word] != 0 {
+                    let s = word * 64 + self.dirty[word].trailing_zeros() as usize;
+                    self.dirty[word] &= self.dirty[word] - 1;
+                    if self.waiting[s] > 0 && !self.settle_section(s) {
+                        return self.conflict(s);
+                    }
                 }
             }
+            let Some(word) = self.tight.iter().position(|&bits| bits != 0) else { return None };
+            let s = word * 64 + self.tight[word].trailing_zeros() as usize;
+            self.tight[word] &= self.tight[word] - 1;
+            let mut sums = std::mem::take(&mut self.sums);
+            let before = self.trail.len();
+            let fits = self.lift_to_joints(s, &mut sums);
+            self.chained |= self.trail.len() > before;
+            self.sums = sums;
+            if !fits {
+                return self.conflict(s);
+            }
         }
-        conflict
+    }
+
+    fn conflict(&mut self, section: usize) -> Option<u32> {
+        self.dirty.fill(0);
+        self.tight.fill(0);
+        Some(section as u32)
     }
 
     fn settle_section(&mut self, s: usize) -> bool {
@@ -294,6 +326,9 @@ impl State {
         }
         if low + rest > self.limit {
             return false;
+        }
+        if self.is_tight(s) {
+            self.tight[s / 64] |= 1 << (s % 64);
         }
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();

@@ -34,8 +34,20 @@ struct Choice {
     next: usize,
     /// The sections that the last child changed.
     touched: Range<u32>,
+    /// Whether what it changed somewhere depends on other sections that it changed.
+    chained: bool,
     /// Sections that explain why the children so far, and anything else than the children, were impossible.
     why: Range<u32>,
+}
+
+impl Choice {
+    /// Takes note that the last child is impossible because of these sections.
+    fn explain(&mut self, why: Range<u32>) {
+        self.why = hull(&self.why, &why);
+        if self.chained {
+            self.why = hull(&self.why, &self.touched);
+        }
+    }
 }
 
 /// What the search does next.
@@ -160,7 +172,7 @@ impl Tree {
             }
         }
         let mark = self.state.mark();
-        self.frames.push(Frame::Choice(Choice { part, key, section: section as u32, mark, first, next: first, touched: 0..0, why }));
+        self.frames.push(Frame::Choice(Choice { part, key, section: section as u32, mark, first, next: first, touched: 0..0, chained: false, why }));
         self.advance(common)
     }
 
@@ -181,12 +193,13 @@ impl Tree {
                 Child::Raise(floor) => self.state.raise(choice.section as usize, floor),
             };
             choice.touched = self.state.touched.clone();
+            choice.chained = self.state.chained;
             match conflict {
                 None => {
                     let part = choice.part.clone();
                     return self.split(part, common);
                 }
-                Some(section) => choice.why = hull(&choice.why, &(section..section + 1)),
+                Some(section) => choice.explain(section..section + 1),
             }
             let mark = choice.mark;
             self.state.undo(mark);
@@ -253,9 +266,9 @@ impl Tree {
                 Frame::Choice(choice) => {
                     let mark = choice.mark;
                     let matters = choice.touched.start < why.end && why.start < choice.touched.end;
-                    choice.why = hull(&choice.why, &why);
                     self.state.undo(mark);
                     if matters {
+                        choice.explain(why);
                         return Some(self.advance(common));
                     }
                     self.give_up(why.clone());
