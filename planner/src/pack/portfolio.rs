@@ -1,10 +1,10 @@
 //! Which packers run, in what order, and when they stop.
 
 use super::error::ProblemError;
-use super::improve::Improve;
 use super::lives::Lives;
 use super::problem::Problem;
 use super::rects::{Rect, overlap};
+use super::refine::{Refined, refine};
 use super::sections::{Sections, Span};
 use super::skyline::Skyline;
 use super::{Extent, Found, Method, Packing, Proof, Rank, constrained, greedy};
@@ -40,7 +40,8 @@ pub struct Limits {
     pub capacity: Option<u64>,
     /// Ends the search at the next opportunity. `None`: only `effort` does. What is found then depends on the machine.
     pub time: Option<Duration>,
-    /// Steps of improvement and exact search, counted independently of time and threads. 0: fast heuristics only.
+    /// Items that improvement and exact search may place, again and again: some ten million a second. What is found depends on
+    /// this alone if `time` is not set. 0: fast heuristics only.
     pub effort: u64,
     /// How many threads may work at once; the result does not depend on it.
     pub threads: usize,
@@ -155,21 +156,33 @@ pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
     let budget = Budget { goal: budget.goal.max(sections.lower_bound()), ..*budget };
     let start = start(problem, &placed, &sections);
     let mut offsets = vec![0; placed.len()];
-    let (mut height, mut method) = (0, Method::Apart);
-    for part in sections.parts() {
+    let mut highest = Refined { found: Found { offsets: Vec::new(), height: 0 }, method: Method::Apart, lower_bound: 0 };
+    let mut parts = sections.parts();
+    // The fullest first: no other has to become lower than it did.
+    parts.sort_by_cached_key(|part| std::cmp::Reverse(part.sections.lower_bound()));
+    let mut lower_bound = 0;
+    for part in parts {
         let incumbent = start.as_ref().map(|start| {
             let offsets: Vec<u64> = part.spans.iter().map(|&span| start[span as usize]).collect();
             let top = |(span, offset): (&Span, &u64)| offset + span.size;
             let height = part.sections.spans.iter().zip(&offsets).map(top).max().unwrap_or(0);
             (Found { offsets, height }, Method::Start)
         });
-        let (found, how) = pack_part(&part.sections, incumbent, &budget);
-        part.spans.iter().zip(found.offsets).for_each(|(&span, offset)| offsets[span as usize] = offset);
-        if found.height > height {
-            (height, method) = (found.height, how);
+        let budget = Budget { goal: budget.goal.max(highest.found.height), ..budget };
+        let refined = pack_part(&part.sections, incumbent, &budget);
+        lower_bound = lower_bound.max(refined.lower_bound);
+        part.spans.iter().zip(&refined.found.offsets).for_each(|(&span, &offset)| offsets[span as usize] = offset);
+        if refined.found.height > highest.found.height {
+            highest = refined;
         }
     }
-    Plain::new(problem, &placed, &offsets, method)
+    let mut plain = Plain::new(problem, &placed, &offsets, highest.method);
+    // A proof in units says nothing about the last unit's unused rest.
+    let whole = placed.iter().zip(&sections.spans).all(|(&item, span)| problem.items[item].size == span.size);
+    if whole && plain.height > 0 && plain.height == lower_bound {
+        plain.proof = Some(Proof::Search);
+    }
+    plain
 }
 
 /// An incumbent from the offsets that the problem starts with: those, if they are a packing; else what first fit makes of
@@ -220,14 +233,14 @@ fn stacked(sections: &Sections) -> Found {
 }
 
 /// Packs spans that no instant tears apart, lower than the incumbent if it can.
-fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &Budget) -> (Found, Method) {
+fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &Budget) -> Refined {
     let few_pairs = greedy::cost(sections) <= GREEDY_MAX;
     let lives = Lives::new(sections);
     let mut skyline = Skyline::new(sections, &lives);
     let mut best = incumbent;
     for method in METHODS {
         let limit = best.as_ref().map_or(u64::MAX, |(found, _)| found.height);
-        if limit <= budget.goal {
+        if limit <= budget.goal || (limit < u64::MAX && budget.is_over()) {
             break;
         }
         let found = match method {
@@ -243,10 +256,7 @@ fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &B
     }
     let (found, method) = best.unwrap_or_else(|| (stacked(sections), Method::Apart));
     if budget.effort == 0 || found.height <= budget.goal {
-        return (found, method);
+        return Refined { found, method, lower_bound: 0 };
     }
-    let mut improve = Improve::new(sections, &lives, found, budget.seed);
-    improve.run(budget);
-    eprintln!("placed {} passes {}", improve.placed, improve.placed / sections.spans.len() as u64);
-    (improve.best().clone(), method)
+    refine(sections, &lives, found, method, budget)
 }

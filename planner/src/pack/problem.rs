@@ -113,7 +113,7 @@ impl Problem {
     }
 
     /// The space of each item.
-    pub(super) fn space_of(&self) -> Vec<usize> {
+    pub(crate) fn space_of(&self) -> Vec<usize> {
         let mut space_of = vec![0; self.items.len()];
         for (index, space) in self.spaces.iter().enumerate() {
             space.items.iter().for_each(|&item| space_of[item] = index);
