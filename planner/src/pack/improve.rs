@@ -21,8 +21,11 @@ const LANES: usize = 4;
 /// How many items are placed in a lane between two looks at the others: some milliseconds of work.
 const ROUND: usize = 20_000;
 
-/// After how many rounds without progress a lane that is behind goes on from the best.
-const PATIENCE: u32 = 8;
+/// After how many passes without progress a lane goes on from the best.
+const LANE_PATIENCE: usize = 16;
+
+/// After how many passes without any progress all lanes start again, the first time; later they wait longer.
+const PATIENCE: usize = 60;
 
 /// The orders lanes start from.
 const STARTS: [Rank; LANES] = [Rank::TotalAreaWidth, Rank::SizeWidth, Rank::TotalWidthArea, Rank::WidthAreaTotal];
@@ -34,6 +37,10 @@ pub(super) struct Improve<'a> {
     best: Found,
     /// Items placed so far.
     pub(super) placed: u64,
+    /// The best that a lane has reached since all last started, and for how many passes it has been that.
+    ahead: Cost,
+    stale: usize,
+    patience: usize,
 }
 
 impl<'a> Improve<'a> {
@@ -42,13 +49,14 @@ impl<'a> Improve<'a> {
         let lane = |(at, rank): (u64, Rank)| Lane {
             sections,
             skyline: Skyline::new(sections, lives),
-            walk: Walk { order: rank.order(sections), offsets: Vec::new(), cost: Cost::NONE },
+            walk: Walk::new(rank.order(sections)),
             lowest: None,
             waits: 0,
             random: Random(seed.wrapping_mul(LANES as u64).wrapping_add(at)),
             keys: Vec::new(),
         };
-        Improve { sections, lanes: (0..).zip(STARTS).map(lane).collect(), best: incumbent, placed: 0 }
+        let lanes = (0..).zip(STARTS).map(lane).collect();
+        Improve { sections, lanes, best: incumbent, placed: 0, ahead: Cost::NONE, stale: 0, patience: PATIENCE }
     }
 
     /// What is best so far.
@@ -72,22 +80,33 @@ impl<'a> Improve<'a> {
                 own.into_iter().flatten().for_each(|lane| lane.run(passes, budget));
             });
             self.placed = self.placed.saturating_add((passes * items * LANES) as u64);
-            self.compare(budget.goal);
+            self.compare(budget.goal, passes);
         }
     }
 
-    /// Takes over the lowest packing, and lets lanes go on from it that have fallen behind.
-    fn compare(&mut self, goal: u64) {
+    /// Takes over the lowest packing, lets lanes go on from the best that have fallen behind, and starts all again if there is
+    /// no progress at all.
+    fn compare(&mut self, goal: u64, passes: usize) {
         for lane in &mut self.lanes {
             if let Some(found) = lane.lowest.take().filter(|found| found.height < self.best.height) {
                 self.best = found;
             }
         }
         let Some(ahead) = (0..LANES).min_by_key(|&at| self.lanes[at].walk.cost) else { return };
+        let cost = self.lanes[ahead].walk.cost;
+        self.stale = if cost < self.ahead { 0 } else { self.stale + passes };
+        self.ahead = self.ahead.min(cost);
+        if self.stale >= self.patience {
+            (self.ahead, self.stale, self.patience) = (Cost::NONE, 0, self.patience.saturating_mul(3) / 2);
+            for (lane, rank) in self.lanes.iter_mut().zip(STARTS) {
+                lane.walk = Walk::new(lane.shuffled(rank.order(self.sections)));
+            }
+            return;
+        }
         let above = |lane: &Lane| lane.walk.cost.height.saturating_sub(goal);
         for at in 0..LANES {
             let far = above(&self.lanes[at]) / 2 > above(&self.lanes[ahead]);
-            if at != ahead && (far || self.lanes[at].waits > PATIENCE) {
+            if at != ahead && (far || self.lanes[at].waits > LANE_PATIENCE) {
                 let walk = self.lanes[ahead].walk.clone();
                 (self.lanes[at].walk, self.lanes[at].waits) = (walk, 0);
             }
@@ -116,14 +135,21 @@ struct Walk {
     cost: Cost,
 }
 
+impl Walk {
+    /// Before its first pass.
+    fn new(order: Vec<u32>) -> Self {
+        Walk { order, offsets: Vec::new(), cost: Cost::NONE }
+    }
+}
+
 struct Lane<'a> {
     sections: &'a Sections,
     skyline: Skyline<'a>,
     walk: Walk,
     /// The lowest packing since the last look.
     lowest: Option<Found>,
-    /// Rounds since the walk last got better.
-    waits: u32,
+    /// Passes since the walk last got better.
+    waits: usize,
     random: Random,
     keys: Vec<(f64, u32)>,
 }
@@ -139,7 +165,7 @@ impl Lane<'_> {
             let order = if known { self.varied(budget.goal) } else { self.walk.order.clone() };
             self.pass(order, budget.goal);
         }
-        self.waits = if self.walk.cost < before { 0 } else { self.waits + 1 };
+        self.waits = if self.walk.cost < before { 0 } else { self.waits + passes };
     }
 
     /// Tries an order, and stands there if it is not worse.
@@ -164,28 +190,51 @@ impl Lane<'_> {
     fn varied(&mut self, goal: u64) -> Vec<u32> {
         let Walk { order, offsets, cost } = &self.walk;
         let random = &mut self.random;
-        // Promoted is what stands above some height between the goal and the top.
+        let spans = &self.sections.spans;
+        let top = |i: u32| offsets[i as usize] + spans[i as usize].size;
+        // Promoted is what stands above some height between the goal and the top: one of them surely, others perhaps.
         let aim = match random.below(3) {
             0 => goal + ((cost.height - goal) as f64 * unit(random)) as u64,
             _ => goal,
         };
-        let share = unit(random);
+        let high = order.iter().filter(|&&i| top(i) > aim).count() as u64;
+        let (sure, share) = (random.below(high.max(1)), unit(random));
         let kept = 1.0 - (-8.0 * unit(random)).exp2();
-        let noise = match random.below(2) {
-            0 => 0.0,
-            _ => (-12.0 * unit(random)).exp2() * 0.3 * order.len() as f64,
+        let culprit = order.iter().copied().filter(|&i| top(i) > aim).nth(sure as usize).unwrap_or(0);
+        // Noise moves all, or only what is alive at one instant with the culprit.
+        let noise = (-12.0 * unit(random)).exp2() * 0.3 * order.len() as f64;
+        let life = &spans[culprit as usize];
+        let instant = life.start + random.below(u64::from(life.end - life.start)) as u32;
+        let noisy = match random.below(3) {
+            0 => 0..0,
+            1 => 0..u32::MAX,
+            _ => instant..instant + 1,
         };
         self.keys.clear();
         for (place, &i) in (0u32..).zip(order) {
             let mut key = f64::from(place);
-            if offsets[i as usize] + self.sections.spans[i as usize].size > aim && unit(random) < share {
+            if i == culprit || top(i) > aim && unit(random) < share {
                 key *= kept;
             }
-            if noise > 0.0 {
+            let span = &spans[i as usize];
+            if span.start < noisy.end && noisy.start < span.end {
                 key += (unit(random) - 0.5) * noise;
             }
             self.keys.push((key, i));
         }
+        self.by_key()
+    }
+
+    /// An order much like another.
+    fn shuffled(&mut self, order: Vec<u32>) -> Vec<u32> {
+        let random = &mut self.random;
+        let noise = (-4.0 - 8.0 * unit(random)).exp2() * order.len() as f64;
+        self.keys.clear();
+        self.keys.extend((0u32..).zip(order).map(|(place, i)| (f64::from(place) + (unit(random) - 0.5) * noise, i)));
+        self.by_key()
+    }
+
+    fn by_key(&mut self) -> Vec<u32> {
         // Stable, hence nothing moves without a reason.
         self.keys.sort_by(|a, b| a.0.total_cmp(&b.0));
         self.keys.iter().map(|key| key.1).collect()
