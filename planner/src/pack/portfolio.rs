@@ -1,10 +1,13 @@
 //! Which packers run, in what order, and when they stop.
 
 use super::error::ProblemError;
+use super::lives::Lives;
 use super::problem::Problem;
 use super::rects::{Rect, overlap};
+use super::refine::{Refined, refine};
 use super::sections::{Sections, Span};
-use super::{Extent, Found, Method, Packing, Proof, Rank, constrained, greedy, skyline};
+use super::skyline::Skyline;
+use super::{Extent, Found, Method, Packing, Proof, Rank, constrained, greedy};
 use std::time::{Duration, Instant};
 
 /// The portfolio: what has met the bound most often and costs least stands first. Measured on the heaps of whole training
@@ -26,8 +29,9 @@ pub(super) const METHODS: [Method; 14] = [
     Method::BestFit(Rank::Start),
 ];
 
-/// Up to how many items the quadratic methods (first and best fit) take part.
-const QUADRATIC_MAX: usize = 8_000;
+/// Up to what cost of a pass the methods take part that look at pairs of items (first and best fit): some hundredths of a
+/// second.
+const GREEDY_MAX: u64 = 1 << 25;
 
 /// How hard to look for a low packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +40,8 @@ pub struct Limits {
     pub capacity: Option<u64>,
     /// Ends the search at the next opportunity. `None`: only `effort` does. What is found then depends on the machine.
     pub time: Option<Duration>,
-    /// Steps of improvement and exact search, counted independently of time and threads. 0: fast heuristics only.
+    /// Items that improvement and exact search may place, again and again: some ten million a second. What is found depends on
+    /// this alone if `time` is not set. 0: fast heuristics only.
     pub effort: u64,
     /// How many threads may work at once; the result does not depend on it.
     pub threads: usize,
@@ -151,21 +156,33 @@ pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
     let budget = Budget { goal: budget.goal.max(sections.lower_bound()), ..*budget };
     let start = start(problem, &placed, &sections);
     let mut offsets = vec![0; placed.len()];
-    let (mut height, mut method) = (0, Method::Apart);
-    for part in sections.parts() {
+    let mut highest = Refined { found: Found { offsets: Vec::new(), height: 0 }, method: Method::Apart, lower_bound: 0 };
+    let mut parts = sections.parts();
+    // The fullest first: no other has to become lower than it did.
+    parts.sort_by_cached_key(|part| std::cmp::Reverse(part.sections.lower_bound()));
+    let mut lower_bound = 0;
+    for part in parts {
         let incumbent = start.as_ref().map(|start| {
             let offsets: Vec<u64> = part.spans.iter().map(|&span| start[span as usize]).collect();
             let top = |(span, offset): (&Span, &u64)| offset + span.size;
             let height = part.sections.spans.iter().zip(&offsets).map(top).max().unwrap_or(0);
             (Found { offsets, height }, Method::Start)
         });
-        let (found, how) = pack_part(&part.sections, incumbent, &budget);
-        part.spans.iter().zip(found.offsets).for_each(|(&span, offset)| offsets[span as usize] = offset);
-        if found.height > height {
-            (height, method) = (found.height, how);
+        let budget = Budget { goal: budget.goal.max(highest.found.height), ..budget };
+        let refined = pack_part(&part.sections, incumbent, &budget);
+        lower_bound = lower_bound.max(refined.lower_bound);
+        part.spans.iter().zip(&refined.found.offsets).for_each(|(&span, &offset)| offsets[span as usize] = offset);
+        if refined.found.height > highest.found.height {
+            highest = refined;
         }
     }
-    Plain::new(problem, &placed, &offsets, method)
+    let mut plain = Plain::new(problem, &placed, &offsets, highest.method);
+    // A proof in units says nothing about the last unit's unused rest.
+    let whole = placed.iter().zip(&sections.spans).all(|(&item, span)| problem.items[item].size == span.size);
+    if whole && plain.height > 0 && plain.height == lower_bound {
+        plain.proof = Some(Proof::Search);
+    }
+    plain
 }
 
 /// An incumbent from the offsets that the problem starts with: those, if they are a packing; else what first fit makes of
@@ -190,7 +207,7 @@ fn start(problem: &Problem, placed: &[usize], sections: &Sections) -> Option<Vec
             return Some(offsets);
         }
     }
-    if placed.len() > QUADRATIC_MAX {
+    if greedy::cost(sections) > GREEDY_MAX {
         return None;
     }
     let mut order: Vec<u32> = (0..placed.len() as u32).collect();
@@ -198,7 +215,7 @@ fn start(problem: &Problem, placed: &[usize], sections: &Sections) -> Option<Vec
         let offset = given[span as usize];
         (offset.is_none(), offset, std::cmp::Reverse(sections.spans[span as usize].size))
     });
-    greedy::pack(sections, &order, greedy::Fit::First, u64::MAX).map(|found| found.offsets)
+    greedy::pack(sections, &Lives::new(sections), &order, greedy::Fit::First, u64::MAX).map(|found| found.offsets)
 }
 
 /// Every span above the one before.
@@ -216,21 +233,30 @@ fn stacked(sections: &Sections) -> Found {
 }
 
 /// Packs spans that no instant tears apart, lower than the incumbent if it can.
-fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &Budget) -> (Found, Method) {
-    let quadratic = sections.spans.len() <= QUADRATIC_MAX;
+fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &Budget) -> Refined {
+    let few_pairs = greedy::cost(sections) <= GREEDY_MAX;
+    let lives = Lives::new(sections);
+    let mut skyline = Skyline::new(sections, &lives);
     let mut best = incumbent;
     for method in METHODS {
         let limit = best.as_ref().map_or(u64::MAX, |(found, _)| found.height);
-        if limit <= budget.goal {
+        if limit <= budget.goal || (limit < u64::MAX && budget.is_over()) {
             break;
         }
         let found = match method {
-            Method::Skyline(rank) => skyline::pack(sections, &rank.order(sections), limit),
-            Method::FirstFit(rank) if quadratic => greedy::pack(sections, &rank.order(sections), greedy::Fit::First, limit),
-            Method::BestFit(rank) if quadratic => greedy::pack(sections, &rank.order(sections), greedy::Fit::Best, limit),
+            Method::Skyline(rank) => {
+                let height = skyline.pack(&rank.order(sections), limit);
+                height.map(|height| Found { offsets: skyline.offsets.clone(), height })
+            }
+            Method::FirstFit(rank) if few_pairs => greedy::pack(sections, &lives, &rank.order(sections), greedy::Fit::First, limit),
+            Method::BestFit(rank) if few_pairs => greedy::pack(sections, &lives, &rank.order(sections), greedy::Fit::Best, limit),
             _ => None,
         };
         best = found.map(|found| (found, method)).or(best);
     }
-    best.unwrap_or_else(|| (stacked(sections), Method::Apart))
+    let (found, method) = best.unwrap_or_else(|| (stacked(sections), Method::Apart));
+    if budget.effort == 0 || found.height <= budget.goal {
+        return Refined { found, method, lower_bound: 0 };
+    }
+    refine(sections, &lives, found, method, budget)
 }

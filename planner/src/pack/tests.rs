@@ -1,5 +1,7 @@
+use super::lives::Lives;
 use super::portfolio::METHODS;
 use super::sections::Sections;
+use super::skyline::Skyline;
 use super::*;
 use crate::liveness::Lifetime;
 use arbtest::arbitrary::{Result, Unstructured};
@@ -30,7 +32,7 @@ fn assert_valid(problem: &Problem, packing: &Packing) {
     assert_eq!(check(problem, packing), Ok(()));
 }
 
-fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
+pub(super) fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
     let mut problem = Problem::default();
     let (span, coarse) = (u.int_in_range(1..=30u64)?, u.arbitrary::<bool>()?);
     for _ in 0..u.int_in_range(0..=items_max)? {
@@ -56,11 +58,18 @@ fn packing_of(problem: &Problem, offsets: Vec<u64>, method: Method) -> Packing {
 fn packed_by(problem: &Problem, method: Method) -> Packing {
     let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
     let sections = Sections::new(problem, &placed);
+    let lives = Lives::new(&sections);
     let found = match method {
-        Method::Skyline(rank) => skyline::pack(&sections, &rank.order(&sections), u64::MAX),
-        Method::FirstFit(rank) => greedy::pack(&sections, &rank.order(&sections), greedy::Fit::First, u64::MAX),
-        Method::BestFit(rank) => greedy::pack(&sections, &rank.order(&sections), greedy::Fit::Best, u64::MAX),
-        Method::Apart | Method::Start | Method::Blocks(_) | Method::SqueakyWheel => unreachable!("none of the fast methods"),
+        Method::Skyline(rank) => {
+            let mut skyline = Skyline::new(&sections, &lives);
+            let height = skyline.pack(&rank.order(&sections), u64::MAX);
+            height.map(|height| Found { offsets: skyline.offsets.clone(), height })
+        }
+        Method::FirstFit(rank) => greedy::pack(&sections, &lives, &rank.order(&sections), greedy::Fit::First, u64::MAX),
+        Method::BestFit(rank) => greedy::pack(&sections, &lives, &rank.order(&sections), greedy::Fit::Best, u64::MAX),
+        Method::Apart | Method::Start | Method::Blocks(_) | Method::SqueakyWheel | Method::Search => {
+            unreachable!("none of the fast methods")
+        }
     };
     let found = found.expect("without a limit there is always a packing");
     let mut offsets = vec![0; problem.items.len()];
@@ -95,17 +104,17 @@ fn every_method_is_valid_on_random_problems() {
 
 /// The optimum: first fit in some order finds it (in the order of an optimal solution's offsets nothing lands higher than
 /// there), so all orders are tried.
-fn optimum(problem: &Problem) -> u64 {
-    fn permute(sections: &Sections, sizes: &[u64], order: &mut Vec<u32>, fixed: usize, best: &mut u64) {
+pub(super) fn optimum(problem: &Problem) -> u64 {
+    fn permute(sections: &Sections, lives: &Lives, sizes: &[u64], order: &mut Vec<u32>, fixed: usize, best: &mut u64) {
         if fixed == order.len() {
-            if let Some(found) = greedy::pack(sections, order, greedy::Fit::First, u64::MAX) {
+            if let Some(found) = greedy::pack(sections, lives, order, greedy::Fit::First, u64::MAX) {
                 *best = (*best).min(found.offsets.iter().zip(sizes).map(|(offset, size)| offset + size).max().unwrap_or(0));
             }
             return;
         }
         for i in fixed..order.len() {
             order.swap(fixed, i);
-            permute(sections, sizes, order, fixed + 1, best);
+            permute(sections, lives, sizes, order, fixed + 1, best);
             order.swap(fixed, i);
         }
     }
@@ -113,7 +122,7 @@ fn optimum(problem: &Problem) -> u64 {
     let sections = Sections::new(problem, &placed);
     let mut best = u64::MAX;
     let sizes: Vec<u64> = placed.iter().map(|&i| problem.items[i].size).collect();
-    permute(&sections, &sizes, &mut (0..placed.len() as u32).collect(), 0, &mut best);
+    permute(&sections, &Lives::new(&sections), &sizes, &mut (0..placed.len() as u32).collect(), 0, &mut best);
     best
 }
 
