@@ -98,18 +98,16 @@ impl Problem {
         if !self.is_plain() {
             return constrained::pack(self, limits);
         }
-        let lower_bound = self.lower_bound();
         let mut budget = Budget::new(limits);
-        budget.goal = lower_bound.max(self.capacities()[0].or(limits.capacity).unwrap_or(0));
-        Ok(pack_plain(self, &budget).into_packing(lower_bound))
+        budget.goal = self.capacities()[0].or(limits.capacity).unwrap_or(0);
+        Ok(pack_plain(self, &budget).into_packing())
     }
 
     /// Gives every item bytes of its own, whether lifetimes overlap or not. Rules besides those of each item are not looked at.
     pub fn apart(&self) -> Result<Packing, ProblemError> {
         self.verify()?;
         let (placed, sections) = plain_sections(self);
-        let plain = Plain::new(self, &placed, &stacked(&sections).offsets, Method::Apart);
-        Ok(plain.into_packing(self.lower_bound()))
+        Ok(Plain::new(self, &placed, &sections, &stacked(&sections).offsets, Method::Apart).into_packing())
     }
 }
 
@@ -118,6 +116,7 @@ pub(super) struct Plain {
     /// The offset of each item.
     pub(super) offsets: Vec<u64>,
     pub(super) height: u64,
+    lower_bound: u64,
     pub(super) method: Method,
     /// [`Proof::Search`], if a search for anything lower was exhausted.
     pub(super) proof: Option<Proof>,
@@ -125,8 +124,9 @@ pub(super) struct Plain {
 
 impl Plain {
     /// From the offsets of those items that need space; sizes count as they are, not in units.
-    fn new(problem: &Problem, placed: &[usize], found: &[u64], method: Method) -> Self {
-        let mut plain = Plain { offsets: vec![0; problem.items.len()], height: 0, method, proof: None };
+    fn new(problem: &Problem, placed: &[usize], sections: &Sections, found: &[u64], method: Method) -> Self {
+        let lower_bound = if is_whole(problem, placed, sections) { sections.lower_bound() } else { problem.lower_bound() };
+        let mut plain = Plain { offsets: vec![0; problem.items.len()], height: 0, lower_bound, method, proof: None };
         for (&item, &offset) in placed.iter().zip(found) {
             plain.offsets[item] = offset;
             plain.height = plain.height.max(offset + problem.items[item].size);
@@ -134,12 +134,17 @@ impl Plain {
         plain
     }
 
-    fn into_packing(self, lower_bound: u64) -> Packing {
-        let Plain { offsets, height, method, proof } = self;
+    fn into_packing(self) -> Packing {
+        let Plain { offsets, height, lower_bound, method, proof } = self;
         let proof = if height == lower_bound { Some(Proof::Bound) } else { proof };
         let spaces = vec![Extent { height, lower_bound }];
         Packing { offsets, height, lower_bound, proof, method, in_place: Vec::new(), spaces }
     }
+}
+
+/// Whether the items are in sections what they are in bytes: their sizes whole units of the finest alignment.
+fn is_whole(problem: &Problem, placed: &[usize], sections: &Sections) -> bool {
+    placed.iter().zip(&sections.spans).all(|(&item, span)| problem.items[item].size == span.size)
 }
 
 /// The items that need space, and the sections of their lives.
@@ -176,10 +181,9 @@ pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
             highest = refined;
         }
     }
-    let mut plain = Plain::new(problem, &placed, &offsets, highest.method);
+    let mut plain = Plain::new(problem, &placed, &sections, &offsets, highest.method);
     // A proof in units says nothing about the last unit's unused rest.
-    let whole = placed.iter().zip(&sections.spans).all(|(&item, span)| problem.items[item].size == span.size);
-    if whole && plain.height > 0 && plain.height == lower_bound {
+    if is_whole(problem, &placed, &sections) && plain.height > 0 && plain.height == lower_bound {
         plain.proof = Some(Proof::Search);
     }
     plain

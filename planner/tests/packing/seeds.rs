@@ -82,10 +82,8 @@ fn sizes_that_64_bits_just_hold() {
 #[test]
 fn pairs_are_chosen_with_the_offsets() {
     let pair = |from, to| InPlace { from, to };
-    let chain = Problem {
-        in_place: (0..9).map(|i| pair(i, i + 1)).collect(),
-        ..Problem::new((0..10).map(|i| item(i, i + 2, 8)).collect())
-    };
+    let chain =
+        Problem { in_place: (0..9).map(|i| pair(i, i + 1)).collect(), ..Problem::new((0..10).map(|i| item(i, i + 2, 8)).collect()) };
     let packing = packed(&chain);
     assert_eq!((packing.height, packing.in_place.len()), (8, 9));
     let growing = Problem { in_place: vec![pair(0, 1)], ..Problem::new(vec![item(0, 3, 8), item(2, 6, 20), item(0, 2, 12)]) };
@@ -152,7 +150,8 @@ fn contradictions_are_named() {
     assert_eq!(tied, ProblemError::PairTied { from: 0, to: 1 });
     let two = error(|p| (p.contiguous, p.aliases) = (vec![vec![0, 1]], vec![vec![0, 1]]));
     assert_eq!(two, ProblemError::TwoDistances { first: 0, second: 1, asked: 8, otherwise: 0 });
-    let elsewhere = error(|p| (p.contiguous, p.fixed) = (vec![vec![0, 1]], vec![Placement { item: 0, offset: 0 }, Placement { item: 1, offset: 9 }]));
+    let elsewhere =
+        error(|p| (p.contiguous, p.fixed) = (vec![vec![0, 1]], vec![Placement { item: 0, offset: 0 }, Placement { item: 1, offset: 9 }]));
     assert_eq!(elsewhere, ProblemError::TwoDistances { first: 0, second: 1, asked: 9, otherwise: 8 });
     let stacked = error(|p| (p.contiguous, p.aliases) = (vec![vec![3, 1]], vec![vec![3, 0]]));
     assert_eq!(stacked, ProblemError::TiedOverlap { first: 0, second: 1, step: 3 });

@@ -172,7 +172,17 @@ impl Tree {
             }
         }
         let mark = self.state.mark();
-        self.frames.push(Frame::Choice(Choice { part, key, section: section as u32, mark, first, next: first, touched: 0..0, chained: false, why }));
+        self.frames.push(Frame::Choice(Choice {
+            part,
+            key,
+            section: section as u32,
+            mark,
+            first,
+            next: first,
+            touched: 0..0,
+            chained: false,
+            why,
+        }));
         self.advance(common)
     }
 
