@@ -1,70 +1,59 @@
 //! Offsets for buffers with known lifetimes: the offset-assignment problem (dynamic storage allocation).
 //!
-//! A [`Problem`] is a list of items, each a half-open lifetime and a size. Wanted is an offset for each so that items alive
-//! at once share no byte and the *height*, the largest `offset + size`, is small. No solution is lower than the *lower
-//! bound*, the largest sum of sizes alive at one instant; it is not always reachable, and finding the optimum is NP-hard.
+//! A [`Problem`] is a list of items, each a half-open lifetime, a size and an alignment. Wanted is an offset for each so that
+//! items alive at once share no byte and the *height*, the largest `offset + size`, is small. No solution is lower than the
+//! *lower bound*, the largest sum of sizes alive at one instant; it is not always reachable, and finding the optimum is
+//! NP-hard. Offsets may be given, items may have gaps in their lives, be aliases of each other, lie one after the other, be
+//! computed in the place of others and live in memories of their own: see [`Problem`].
+//!
+//! ```
+//! use slabwise_planner::Lifetime;
+//! use slabwise_planner::pack::{InPlace, Item, Problem, check};
+//!
+//! let item = |start, end, size| Item { life: Lifetime::new(start, end), size, align: 64 };
+//! let mut problem = Problem::new(vec![item(0, 3, 4096), item(2, 5, 4096), item(0, 5, 1024)]);
+//! assert_eq!(problem.pack()?.height, 4096 + 4096 + 1024);
+//! // The second one may be computed in the place of the first.
+//! problem.in_place = vec![InPlace { from: 0, to: 1 }];
+//! let packing = problem.pack()?;
+//! assert_eq!((packing.height, packing.in_place.len()), (4096 + 1024, 1));
+//! check(&problem, &packing)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! [`Problem::pack`] runs fast heuristics of two families until one meets the bound and returns the best:
 //!
 //! - greedy: one item after the other at the lowest free offset or in the tightest gap;
 //! - skyline: the lowest valley of what is already stacked gets the best item that fits into it.
+//!
+//! What is tied together becomes rigid blocks first; where blocks are no simple rectangles, a greedy packer for any shape
+//! takes over. [`check`] verifies any packing and shares no code with what makes them.
 
-use crate::liveness::Lifetime;
 use std::fmt;
 
+mod blocks;
+mod bound;
+mod check;
+mod constrained;
+mod error;
+mod exact;
+mod general;
 mod greedy;
+mod improve;
+mod lives;
+mod portfolio;
+mod problem;
 mod rank;
+mod rects;
+mod refine;
+mod sections;
 mod skyline;
 
+pub use check::{Violation, check};
+pub use error::ProblemError;
+pub use portfolio::Limits;
+pub use problem::{Gap, InPlace, Item, Placement, Problem, Space, Window};
 pub use rank::Rank;
-
-/// One thing to place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Item {
-    /// When it needs its bytes. Empty: never, and its offset is 0.
-    pub life: Lifetime,
-    /// How many bytes. 0: its offset is 0.
-    pub size: u64,
-    /// Its offset is a multiple of this power of two, and it takes up whole units of it.
-    pub align: u64,
-}
-
-impl Item {
-    /// The bytes it takes up: its size in whole units of its alignment.
-    pub fn occupied(&self) -> u64 {
-        self.size.checked_next_multiple_of(self.align).unwrap_or(u64::MAX)
-    }
-
-    fn needs_space(&self) -> bool {
-        self.size > 0 && !self.life.is_empty()
-    }
-}
-
-/// Items to place in one address range.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Problem {
-    /// The items, in any order.
-    pub items: Vec<Item>,
-}
-
-/// Why a problem cannot be packed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ProblemError {
-    /// An alignment is not a power of two.
-    #[error("item {item} has alignment {align}, which is no power of two")]
-    Alignment {
-        /// The index of the item.
-        item: usize,
-        /// Its alignment.
-        align: u64,
-    },
-    /// All sizes together, in whole units of the coarsest alignment, exceed 64 bits.
-    #[error("the items up to {item} together are more bytes than 64 bits hold")]
-    TotalSize {
-        /// The index of the item at which the sum overflows.
-        item: usize,
-    },
-}
 
 /// How a packing was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,6 +66,14 @@ pub enum Method {
     BestFit(Rank),
     /// The lowest valley gets the best item inside it.
     Skyline(Rank),
+    /// From the offsets in [`Problem::start`].
+    Start,
+    /// Each rigid block at its lowest free offset, or in the place of another.
+    Blocks(Rank),
+    /// The same or a skyline, in an order improved step by step.
+    SqueakyWheel,
+    /// The exact search.
+    Search,
 }
 
 impl fmt::Display for Method {
@@ -86,8 +83,21 @@ impl fmt::Display for Method {
             Method::FirstFit(rank) => write!(f, "first fit by {rank}"),
             Method::BestFit(rank) => write!(f, "best fit by {rank}"),
             Method::Skyline(rank) => write!(f, "skyline by {rank}"),
+            Method::Start => f.write_str("given start"),
+            Method::Blocks(rank) => write!(f, "blocks by {rank}"),
+            Method::SqueakyWheel => f.write_str("squeaky wheel"),
+            Method::Search => f.write_str("exact search"),
         }
     }
+}
+
+/// Why no packing can be lower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Proof {
+    /// The height is the lower bound.
+    Bound,
+    /// A search for anything lower has been exhausted.
+    Search,
 }
 
 /// A solution of a [`Problem`].
@@ -95,147 +105,64 @@ impl fmt::Display for Method {
 pub struct Packing {
     /// The offset of each item.
     pub offsets: Vec<u64>,
-    /// The largest `offset + size`, sizes in whole units of alignment.
+    /// The largest `offset + size` of the items that ever need bytes; with several spaces, the sum of theirs.
     pub height: u64,
-    /// No packing is lower than this.
+    /// No packing is lower than this; see [`Problem::lower_bound`].
     pub lower_bound: u64,
-    /// How it was made.
+    /// Why the height is the smallest there is, if that is known.
+    pub proof: Option<Proof>,
+    /// How it was made: where it is highest, if parts of it were made in different ways.
     pub method: Method,
+    /// The pairs computed in place, in the order of [`Problem::in_place`].
+    pub in_place: Vec<InPlace>,
+    /// Each space by itself; one, where the problem names none.
+    pub spaces: Vec<Extent>,
 }
 
-/// The portfolio: what has met the bound most often and costs least stands first. Measured on the heaps of whole training
-/// steps, where one of the first four nearly always ends the search.
-const METHODS: [Method; 14] = [
-    Method::Skyline(Rank::TotalAreaWidth),
-    Method::Skyline(Rank::SizeWidth),
-    Method::Skyline(Rank::WidthAreaTotal),
-    Method::Skyline(Rank::TotalWidthArea),
-    Method::FirstFit(Rank::SizeWidth),
-    Method::FirstFit(Rank::TotalAreaWidth),
-    Method::FirstFit(Rank::TotalSize),
-    Method::FirstFit(Rank::Area),
-    Method::FirstFit(Rank::WidthAreaTotal),
-    Method::FirstFit(Rank::Start),
-    Method::BestFit(Rank::SizeWidth),
-    Method::BestFit(Rank::TotalSize),
-    Method::BestFit(Rank::Area),
-    Method::BestFit(Rank::Start),
-];
+/// What one space needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// The largest `offset + size` of its items.
+    pub height: u64,
+    /// No packing needs less of this space.
+    pub lower_bound: u64,
+}
 
-/// Up to how many items the quadratic methods (first and best fit) take part.
-const QUADRATIC_MAX: usize = 8_000;
+/// A space is smaller than what was found for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct DoesNotFit {
+    /// The index of the space.
+    pub space: usize,
+    /// The bytes it has.
+    pub capacity: u64,
+    /// What the packing needs.
+    pub height: u64,
+    /// What every packing needs.
+    pub lower_bound: u64,
+}
 
-impl Problem {
-    /// Checks alignments, and that no sum of sizes overflows.
-    pub fn verify(&self) -> Result<(), ProblemError> {
-        if let Some((item, it)) = self.items.iter().enumerate().find(|(_, it)| !it.align.is_power_of_two()) {
-            return Err(ProblemError::Alignment { item, align: it.align });
+impl fmt::Display for DoesNotFit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DoesNotFit { space, capacity, height, lower_bound } = self;
+        write!(f, "space {space} has {capacity} bytes; the best packing found needs {height}")?;
+        if lower_bound > capacity { write!(f, ", and none needs less than {lower_bound}") } else { Ok(()) }
+    }
+}
+
+impl Packing {
+    /// Whether every space stays within its capacity; the first that does not, with the numbers.
+    pub fn fits(&self, problem: &Problem) -> Result<(), DoesNotFit> {
+        for (space, (extent, capacity)) in self.spaces.iter().zip(problem.capacities()).enumerate() {
+            if let Some(capacity) = capacity.filter(|&capacity| extent.height > capacity) {
+                return Err(DoesNotFit { space, capacity, height: extent.height, lower_bound: extent.lower_bound });
+            }
         }
-        // In whole units of the coarsest alignment items stack without gaps, so no heuristic gets higher than this sum.
-        let coarsest = self.items.iter().map(|it| it.align).fold(1, u64::max);
-        self.items.iter().enumerate().try_fold(0u64, |total, (item, it)| {
-            let sum = it.size.checked_next_multiple_of(coarsest).and_then(|size| total.checked_add(size));
-            sum.ok_or(ProblemError::TotalSize { item })
-        })?;
         Ok(())
-    }
-
-    /// The largest sum of occupied bytes alive at one instant.
-    pub fn lower_bound(&self) -> u64 {
-        let mut events: Vec<(u64, bool, u64)> = Vec::with_capacity(2 * self.items.len());
-        for item in self.items.iter().filter(|item| item.needs_space()) {
-            // At one instant, ends sort before starts.
-            events.extend([(item.life.start, true, item.occupied()), (item.life.end, false, item.occupied())]);
-        }
-        events.sort_unstable();
-        let (mut live, mut bound) = (0u64, 0);
-        for (_, starts, bytes) in events {
-            live = if starts { live.saturating_add(bytes) } else { live.saturating_sub(bytes) };
-            bound = bound.max(live);
-        }
-        bound
-    }
-
-    /// Places the items with the best of several heuristics, deterministically. A few thousand items take milliseconds
-    /// where the bound is met early, as it is for nearly all training steps.
-    pub fn pack(&self) -> Result<Packing, ProblemError> {
-        self.verify()?;
-        let lower_bound = self.lower_bound();
-        let placed: Vec<usize> = (0..self.items.len()).filter(|&i| self.items[i].needs_space()).collect();
-        let sections = Sections::new(self, &placed);
-        let quadratic = placed.len() <= QUADRATIC_MAX;
-        let mut best: Option<(u64, Vec<u64>, Method)> = None;
-        for method in METHODS {
-            let limit = best.as_ref().map_or(u64::MAX, |best| best.0);
-            if limit == lower_bound {
-                break;
-            }
-            let found = match method {
-                Method::Skyline(rank) => skyline::pack(&sections, &rank.order(&sections), limit),
-                Method::FirstFit(rank) if quadratic => greedy::pack(&sections, &rank.order(&sections), greedy::Fit::First, limit),
-                Method::BestFit(rank) if quadratic => greedy::pack(&sections, &rank.order(&sections), greedy::Fit::Best, limit),
-                _ => None,
-            };
-            if let Some(found) = found {
-                best = Some((found.height, found.offsets, method));
-            }
-        }
-        let Some((height, found, method)) = best else { return self.apart() };
-        let mut offsets = vec![0; self.items.len()];
-        placed.iter().zip(found).for_each(|(&item, offset)| offsets[item] = offset);
-        Ok(Packing { offsets, height, lower_bound, method })
-    }
-
-    /// Gives every item bytes of its own, whether lifetimes overlap or not.
-    pub fn apart(&self) -> Result<Packing, ProblemError> {
-        self.verify()?;
-        // The coarsest alignment first: then nothing needs padding.
-        let mut order: Vec<usize> = (0..self.items.len()).collect();
-        order.sort_by_key(|&i| (std::cmp::Reverse(self.items[i].align), i));
-        let (mut offsets, mut height) = (vec![0; self.items.len()], 0);
-        for i in order.into_iter().filter(|&i| self.items[i].needs_space()) {
-            offsets[i] = height;
-            height += self.items[i].occupied();
-        }
-        Ok(Packing { offsets, height, lower_bound: self.lower_bound(), method: Method::Apart })
-    }
-}
-
-/// An item with its life in sections.
-#[derive(Clone, Copy, Debug)]
-struct Span {
-    start: u32,
-    end: u32,
-    size: u64,
-    align: u64,
-}
-
-/// The items that need space, with time cut into sections: the stretches between two instants at which something starts
-/// or ends. Nothing changes within one.
-struct Sections {
-    spans: Vec<Span>,
-    /// The instants that bound the sections; one more than there are sections, or none.
-    instants: Vec<u64>,
-}
-
-impl Sections {
-    fn new(problem: &Problem, placed: &[usize]) -> Self {
-        let items = || placed.iter().map(|&i| &problem.items[i]);
-        let mut instants: Vec<u64> = items().flat_map(|item| [item.life.start, item.life.end]).collect();
-        instants.sort_unstable();
-        instants.dedup();
-        let section = |instant: u64| instants.partition_point(|&t| t < instant) as u32;
-        let span =
-            |item: &Item| Span { start: section(item.life.start), end: section(item.life.end), size: item.occupied(), align: item.align };
-        Sections { spans: items().map(span).collect(), instants }
-    }
-
-    fn count(&self) -> usize {
-        self.instants.len().saturating_sub(1)
     }
 }
 
 /// What a heuristic found: the offset of each span and the height.
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Found {
     offsets: Vec<u64>,
     height: u64,
