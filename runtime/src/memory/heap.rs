@@ -28,7 +28,6 @@ pub(crate) enum Engine {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capacity {
     pub limit: u64,
-    pub total: u64,
 }
 
 /// An arena that goes back once its stream has come so far.
@@ -116,7 +115,7 @@ impl Heap {
         let limit = own.min(self.settings.limit.unwrap_or(u64::MAX)) / GRANULE * GRANULE;
         let takes_all = matches!(self.settings.policy, Policy::Tlsf | Policy::Bfc);
         self.preallocates = takes_all && self.settings.preallocate.unwrap_or(source_preallocates);
-        self.capacity = Some(Capacity { limit, total: info.total });
+        self.capacity = Some(Capacity { limit });
         self.statistics.bytes_limit = limit;
     }
 

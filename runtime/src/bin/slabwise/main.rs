@@ -10,6 +10,7 @@ mod info;
 mod output;
 mod pack;
 mod plan;
+mod replay;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,8 @@ enum Command {
     Bench(bench::Args),
     /// Give offsets to buffers with known lifetimes, so that as few bytes as possible are needed
     Pack(pack::Args),
+    /// Replay a trace of allocations through a pool's policies
+    Replay(replay::Args),
     /// Show versions, instruction sets, threads and the settings read
     Info,
 }
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args).map(success),
         Command::Bench(args) => bench::run(&args).map(success),
         Command::Pack(args) => pack::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Info => info::run().map(success),
     };
     match done {

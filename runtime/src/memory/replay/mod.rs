@@ -3,10 +3,14 @@
 //! A trace is a list of allocations and frees as some program made them. [`Trace::run`] sends it through a pool over a
 //! [`FakeDevice`], whose memory is not there, only counted; so traces of devices larger than this machine can be replayed.
 
+mod events;
+mod file;
 mod lifetimes;
+mod pickle;
 mod rmm;
+mod snapshot;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::config::{ConfigError, MemoryConfig, Policy};
 use super::fake::FakeDevice;
@@ -15,6 +19,8 @@ use super::pool::Pool;
 use super::source::Stream;
 use super::stats::{Fragmentation, Statistics};
 use super::tags::TagId;
+
+pub use file::{FILE_MAX, TraceError};
 
 /// One line of a trace. Allocations are numbered in their order, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,35 +43,6 @@ pub struct Trace {
     allocations: u32,
 }
 
-/// Why a file is no trace.
-#[derive(Debug, thiserror::Error)]
-pub enum TraceError {
-    /// It could not be read.
-    #[error("{path}: {source}")]
-    Io {
-        /// Which file.
-        path: std::path::PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// It is larger than any trace should be.
-    #[error("{path}: more than {most} bytes, unpacked; a trace has fewer")]
-    TooLarge {
-        /// Which file.
-        path: std::path::PathBuf,
-        /// The limit.
-        most: u64,
-    },
-    /// It is none of the formats there are, or breaks the rules of its own.
-    #[error("{path}: {message}")]
-    Format {
-        /// Which file.
-        path: std::path::PathBuf,
-        /// What is wrong, and where.
-        message: String,
-    },
-}
-
 /// What a policy made of a trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replay {
@@ -77,7 +54,7 @@ pub struct Replay {
     pub ns_per_op: f64,
     /// Calls of the driver.
     pub driver_calls: u64,
-    /// The free memory at the moment when most was in use.
+    /// The free memory when most was live for the first time.
     pub fragmentation: Fragmentation,
     /// Everything else.
     pub statistics: Statistics,
@@ -115,14 +92,21 @@ impl Trace {
 
     /// The largest sum of bytes asked for and not yet given back.
     pub fn peak_live_bytes(&self) -> u64 {
+        self.peak().1
+    }
+
+    /// The first operation after which most is live, and how much that is.
+    fn peak(&self) -> (usize, u64) {
         let mut sizes = Vec::with_capacity(self.allocations as usize);
-        let (mut live, mut peak) = (0u64, 0);
-        for op in &self.ops {
+        let (mut live, mut peak) = (0u64, (0, 0));
+        for (at, op) in self.ops.iter().enumerate() {
             match *op {
                 Op::Alloc { bytes, .. } => {
                     sizes.push(bytes);
                     live += bytes;
-                    peak = peak.max(live);
+                    if live > peak.1 {
+                        peak = (at, live);
+                    }
                 }
                 Op::Free(id) => live -= sizes[id as usize],
             }
@@ -142,7 +126,9 @@ impl Trace {
         let pool = Pool::new(&whole)?;
         let mut handles = Vec::with_capacity(self.allocations as usize);
         let mut source = &device;
-        let start = Instant::now();
+        let (peak_at, peak_live_bytes) = self.peak();
+        let (mut fragmentation, mut elapsed) = (Fragmentation::default(), Duration::ZERO);
+        let mut start = Instant::now();
         for (at, op) in self.ops.iter().enumerate() {
             match *op {
                 Op::Alloc { bytes, stream } => {
@@ -154,15 +140,20 @@ impl Trace {
                     debug_assert!(freed.is_ok(), "a trace frees what it has allocated");
                 }
             }
+            if at == peak_at {
+                elapsed += start.elapsed();
+                fragmentation = pool.fragmentation();
+                start = Instant::now();
+            }
         }
-        let ns = start.elapsed().as_nanos() as f64;
+        let ns = (elapsed + start.elapsed()).as_nanos() as f64;
         let (driver_calls, statistics) = (device.calls(), pool.statistics());
         Ok(Replay {
             policy: pool.policy(),
-            peak_live_bytes: self.peak_live_bytes(),
+            peak_live_bytes,
             ns_per_op: ns / self.ops.len().max(1) as f64,
             driver_calls,
-            fragmentation: pool.fragmentation(),
+            fragmentation,
             statistics,
         })
     }

@@ -102,7 +102,7 @@ fn a_checkerboard_on_host_memory_keeps_its_bytes() {
     let mut memory = Memory::new();
     let config = MemoryConfig { limit: Some(8 * MIB), ..MemoryConfig::with_policy(Policy::Tlsf) };
     let pool = open(&config);
-    let mut take = |memory: &mut Memory, bytes| pool.allocate(memory, bytes, S0, TagId::default());
+    let take = |memory: &mut Memory, bytes| pool.allocate(memory, bytes, S0, TagId::default());
     let blocks: Vec<Handle> = (0..64).map(|_| take(&mut memory, 128 * KIB).expect("room")).collect();
     for (k, &block) in blocks.iter().enumerate() {
         let region = pool.region(block).expect("in use");
@@ -246,8 +246,8 @@ fn the_bill_names_who_holds_what() {
 
 #[test]
 fn caches_of_the_program_are_dropped_before_more_is_taken() {
-    let device = std::sync::Arc::new(FakeDevice::new(8 * MIB));
-    let pool = std::sync::Arc::new(open(&whole(Policy::Tlsf)));
+    let device = Arc::new(FakeDevice::new(8 * MIB));
+    let pool = Arc::new(open(&whole(Policy::Tlsf)));
     let cached = pool.lease(take(&pool, &device, 6 * MIB).expect("room"));
     let mut cache = Some(cached);
     let (inner, on) = (pool.clone(), device.clone());
