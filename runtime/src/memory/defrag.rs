@@ -21,6 +21,8 @@ const WINDOWS: usize = 64;
 /// Bytes to copy. The regions may overlap; then `to` lies lower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Move {
+    /// Whose: a block, or a page of them.
+    pub row: u32,
     pub from: Region,
     pub to: Region,
     pub stream: Stream,
@@ -134,7 +136,7 @@ impl Ground<'_> {
             self.table.exchange(block.row, place);
             self.rebase(block.row);
             let owner = self.table[block.row].stream;
-            moves.push(Move { from, to: self.table[block.row].region(), stream: owner });
+            moves.push(Move { row: block.row, from, to: self.table[block.row].region(), stream: owner });
             left.push((place, owner));
         }
         for (row, owner) in left {
@@ -194,7 +196,7 @@ impl Ground<'_> {
                     self.chain.unlist(self.table, at);
                     self.table.slide_down(after);
                     self.rebase(after);
-                    moves.push(Move { from: next.region(), to: self.table[after].region(), stream });
+                    moves.push(Move { row: after, from: next.region(), to: self.table[after].region(), stream });
                     (self.table[at].stream, self.table[at].sequence) = (stream, self.streams.submit(stream));
                     self.chain.list(self.table, at);
                 } else {

@@ -6,6 +6,7 @@ use slabwise_kernels::memory::Region;
 
 use super::block::{Block, Handle, NONE, State, Table};
 use super::config::{Policy, Settings};
+use super::defrag::Move;
 use super::journal::{Action, Event, Journal};
 use super::ladder::{Call, Request, Rung};
 use super::policy::bucket::{Buckets, Rounding};
@@ -122,7 +123,7 @@ impl Heap {
     /// A new arena joins the pool; its row, if it is a block for one request alone.
     pub fn add_arena(&mut self, arena: u32, bytes: u64, stream: Stream) -> Option<u32> {
         match &mut self.engine {
-            Engine::Chain(chain) => chain.add_segment(&mut self.table, arena, bytes),
+            Engine::Chain(chain) => chain.add_segment(&mut self.table, arena, bytes, stream),
             Engine::Buckets(buckets) => {
                 let row = self.table.add(Block { arena, bytes, stream, ..Block::default() });
                 buckets.give(&mut self.table, row);
@@ -238,15 +239,40 @@ impl Heap {
     pub fn note(&mut self, action: Action, row: u32) {
         if self.journal.is_some() {
             let block = self.table[row];
-            self.note_at(action, Region { bytes: block.requested, ..block.region() }, block.stream, block.tag);
+            self.note_at(action, Region { bytes: block.requested, ..block.region() }, &block);
         }
     }
 
-    /// As [`Heap::note`], of what is no block.
-    pub fn note_at(&mut self, action: Action, region: Region, stream: Stream, tag: u32) {
+    /// As [`Heap::note`], of memory that goes to or comes from the driver.
+    pub fn note_segment(&mut self, action: Action, region: Region) {
+        self.note_at(action, region, &Block::default());
+    }
+
+    /// As [`Heap::note`], of blocks that move: one, or those inside a page.
+    pub fn note_move(&mut self, m: &Move) {
+        if self.journal.is_none() {
+            return;
+        }
+        let outer = self.table[m.row];
+        let mut at = if outer.state == State::Page { outer.page } else { m.row };
+        while at != NONE {
+            let block = self.table[at];
+            if block.state == State::Live {
+                let inside = block.offset - outer.offset;
+                let place = |all: Region| Region { arena: all.arena, offset: all.offset + inside, bytes: block.requested };
+                self.note_at(Action::MoveFrom, place(m.from), &block);
+                self.note_at(Action::MoveTo, place(m.to), &block);
+            }
+            at = if outer.state == State::Page { block.after } else { NONE };
+        }
+    }
+
+    /// As [`Heap::note`], of a place that is not where the block is.
+    pub fn note_at(&mut self, action: Action, region: Region, block: &Block) {
         let Statistics { bytes_in_use, pool_bytes, .. } = self.statistics;
+        let Block { stream, tag, since: allocation, .. } = *block;
         if let Some(journal) = &mut self.journal {
-            journal.push(Event { action, region, stream, tag: TagId(tag), time_ns: self.now, bytes_in_use, pool_bytes });
+            journal.push(Event { action, region, stream, tag: TagId(tag), allocation, time_ns: self.now, bytes_in_use, pool_bytes });
         }
     }
 }

@@ -36,6 +36,8 @@ pub struct Event {
     pub stream: Stream,
     /// The block's tag.
     pub tag: super::TagId,
+    /// Which allocation of the pool the block is, counted from 1; 0 for what is no block.
+    pub allocation: u64,
     /// When, in nanoseconds of the source's clock.
     pub time_ns: u64,
     /// Bytes in use after it.

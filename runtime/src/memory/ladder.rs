@@ -10,6 +10,7 @@ use super::block::{Block, State};
 use super::config::Policy;
 use super::defrag::{Ground, Move};
 use super::heap::{Engine, Heap};
+use super::journal::Action;
 use super::policy::chain::{Effort, Return};
 use super::source::{MemoryInfo, Range, Refused, Stream};
 
@@ -362,6 +363,7 @@ impl Heap {
     /// The call for moves that are planned; nobody uses the pool until it is made.
     fn copy(&mut self, before: Vec<(Stream, u64)>, moves: Vec<Move>, after: Vec<(Stream, u64)>) -> Call {
         self.moving = true;
+        moves.iter().for_each(|m| self.note_move(m));
         self.statistics.defrags += 1;
         self.statistics.retries += 1;
         self.statistics.defrag_bytes += moves.iter().map(|m| m.from.bytes).sum::<u64>();
@@ -422,7 +424,7 @@ impl Heap {
             (Call::Reserve { bytes, stream, .. }, Outcome::Reserved(reserved)) => {
                 self.reserving -= bytes;
                 let got = reserved.ok().map(|arena| {
-                    self.took(bytes);
+                    self.took(Region { arena, offset: 0, bytes });
                     self.add_arena(arena, bytes, stream)
                 });
                 if let Some(r) = r {
@@ -436,13 +438,15 @@ impl Heap {
                 self.reserving -= pages.bytes;
                 let taken = mapped.is_ok();
                 if taken {
-                    self.took(pages.bytes);
+                    self.took(pages);
                 }
+                // New memory is first of all the requester's.
+                let stream = r.as_ref().map_or(Stream(0), |r| r.stream);
                 if let Some(r) = r {
                     (r.look, r.refused) = (taken, r.refused + u32::from(!taken));
                 }
                 let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return };
-                if taken { chain.mapped(table, streams, row) } else { chain.unmapped(table, row) }
+                if taken { chain.mapped(table, streams, row, stream) } else { chain.unmapped(table, row) }
             }
             (Call::Return { all, .. }, _) => {
                 for one in all {
@@ -451,6 +455,7 @@ impl Heap {
                     }
                     self.statistics.pool_bytes -= one.bytes();
                     self.statistics.driver_frees += 1;
+                    self.note_segment(Action::SegmentFree, one.region());
                 }
             }
             (Call::Poll(_), Outcome::Progress(progress)) => self.progress(&progress),
@@ -467,20 +472,24 @@ impl Heap {
             (Call::Remap { from, to }, Outcome::Moved { ns }) => {
                 self.moving = false;
                 self.statistics.defrag_ns += ns;
+                from.iter().for_each(|(_, pages)| self.note_segment(Action::SegmentFree, *pages));
+                self.note_segment(Action::SegmentAlloc, to.1);
+                let stream = r.map_or(Stream(0), |r| r.stream);
                 let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return };
                 from.iter().for_each(|(row, _)| chain.unmapped(table, *row));
-                chain.mapped(table, streams, to.0);
+                chain.mapped(table, streams, to.0, stream);
             }
             _ => {}
         }
     }
 
     /// Counts memory that the driver gave.
-    fn took(&mut self, bytes: u64) {
+    fn took(&mut self, region: Region) {
         let s = &mut self.statistics;
         s.driver_allocs += 1;
-        s.pool_bytes += bytes;
+        s.pool_bytes += region.bytes;
         s.peak_pool_bytes = s.peak_pool_bytes.max(s.pool_bytes);
+        self.note_segment(Action::SegmentAlloc, region);
     }
 
     /// What a driver says about its streams.

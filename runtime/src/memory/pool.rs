@@ -106,7 +106,7 @@ impl Pool {
                 Next::Failed => {
                     heap.statistics.ooms += 1;
                     let region = Region { bytes, ..Region::default() };
-                    heap.note_at(Action::Oom, region, stream, tag.0);
+                    heap.note_at(Action::Oom, region, &Block { stream, tag: tag.0, ..Block::default() });
                     return Err(Box::new(heap.bill(bytes, tag.0, Some(&request))));
                 }
             }

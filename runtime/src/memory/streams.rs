@@ -68,16 +68,10 @@ impl Streams {
         behind.map(|(at, p)| (Stream(at as u16), p.submitted)).collect()
     }
 
-    /// How both of two neighbouring free blocks may be used, if there is one answer.
+    /// Who may use two neighbouring free blocks once they are one: all, if nobody is at work on either; else the one stream
+    /// that both are of. What one stream is at work on is not joined with what is another's, lest that be kept from it.
     pub fn joined(&self, a: &Block, b: &Block) -> Option<(Stream, u64)> {
-        if a.stream == b.stream {
-            Some((a.stream, a.sequence.max(b.sequence)))
-        } else if self.is_done(a) {
-            Some((b.stream, b.sequence))
-        } else if self.is_done(b) {
-            Some((a.stream, a.sequence))
-        } else {
-            None
-        }
+        let same = a.stream == b.stream;
+        (same || (self.is_done(a) && self.is_done(b))).then(|| (a.stream, if same { a.sequence.max(b.sequence) } else { 0 }))
     }
 }

@@ -43,12 +43,17 @@ pub(crate) enum Return {
 }
 
 impl Return {
+    /// What goes back.
+    pub fn region(&self) -> Region {
+        match *self {
+            Return::Release { arena, bytes, .. } => Region { arena, offset: 0, bytes },
+            Return::Unmap { pages, .. } => pages,
+        }
+    }
+
     /// Bytes that go back.
     pub fn bytes(&self) -> u64 {
-        match self {
-            Return::Release { bytes, .. } => *bytes,
-            Return::Unmap { pages, .. } => pages.bytes,
-        }
+        self.region().bytes
     }
 }
 
@@ -254,9 +259,9 @@ impl Chain {
     }
 
     /// Memory of a new arena joins the pool.
-    pub fn add_segment(&mut self, table: &mut Table, arena: u32, bytes: u64) {
+    pub fn add_segment(&mut self, table: &mut Table, arena: u32, bytes: u64, stream: Stream) {
         self.segment = self.segment.saturating_mul(2).min(1 << 40);
-        let row = table.add(Block { arena, bytes, state: State::Free, ..Block::default() });
+        let row = table.add(Block { arena, bytes, stream, state: State::Free, ..Block::default() });
         self.bins.insert(table, row);
     }
 
@@ -294,9 +299,9 @@ impl Chain {
         hole
     }
 
-    /// A busy row has memory now.
-    pub fn mapped(&mut self, table: &mut Table, streams: &Streams, row: u32) {
-        (table[row].stream, table[row].sequence) = (Stream(0), 0);
+    /// A busy row has memory now, for a stream to begin with.
+    pub fn mapped(&mut self, table: &mut Table, streams: &Streams, row: u32, stream: Stream) {
+        (table[row].stream, table[row].sequence) = (stream, 0);
         self.give(table, streams, row);
     }
 

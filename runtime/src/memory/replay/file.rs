@@ -92,7 +92,7 @@ mod tests {
             b"Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,7,0x0\n1,0,free,0x10,7,0x0\n",
             b"id,lower,upper,size\na,0,2,10\nb,1,3,5\n",
             br#"{"segments": [{"device":0,"blocks":[{"state":"active_allocated","address":1,"size":2}]}], "device_traces": [[{"action": "free_completed", "addr": 16, "size": 9}]]}"#,
-            b"\x80\x02}X\x0d\0\0\0device_traces](](}(X\x06\0\0\0actionX\x05\0\0\0allocX\x04\0\0\0addrK\x01X\x04\0\0\0sizeK\x09ueees.",
+            b"\x80\x02}X\x0d\0\0\0device_traces](](}(X\x06\0\0\0actionX\x05\0\0\0allocX\x04\0\0\0addrK\x01X\x04\0\0\0sizeK\x09uees.",
         ];
         for file in corpus {
             assert!(Trace::of_bytes(file).is_ok(), "{:?}", Trace::of_bytes(file));

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::config::{ConfigError, MemoryConfig, Policy};
 use super::fake::FakeDevice;
+use super::journal::{Action, Event};
 use super::oom::OutOfMemory;
 use super::pool::Pool;
 use super::source::Stream;
@@ -83,6 +84,23 @@ impl Trace {
         }
         let allocations = u32::try_from(live.len()).map_err(|_| ops.len() - 1)?;
         Ok(Trace { ops, allocations })
+    }
+
+    /// The trace of what a pool has recorded; see [`Pool::record`]. Blocks that were in use before are allocated first.
+    ///
+    /// # Errors
+    /// If the events are not those of a pool, in their order.
+    pub fn of_events(events: &[Event]) -> Result<Trace, String> {
+        use events::{Before, Logged, trace};
+        let log = events.iter().filter_map(|event| {
+            let (address, bytes, stream) = (event.allocation, event.region.bytes, u64::from(event.stream.0));
+            match event.action {
+                Action::Alloc => Some(Logged::Alloc { address, bytes, stream }),
+                Action::Free => Some(Logged::Free { address, bytes }),
+                _ => None,
+            }
+        });
+        trace(&log.collect::<Vec<_>>(), Before::Something, &[]).map_err(|(at, what)| format!("allocation or free {at}: {what}"))
     }
 
     /// The operations.

@@ -69,6 +69,9 @@ fn checkerboard(pool: &Pool, device: &FakeDevice, blocks: u64, bytes: u64) -> Ve
 fn a_checkerboard_is_full_without_moving_and_half_empty_with_it() {
     for policy in CUTTING {
         for paged in [true, false] {
+            if policy == Policy::Vmm && !paged {
+                continue;
+            }
             let make = || {
                 let device = FakeDevice::new(8 * MIB).with_bytes();
                 if paged { device.with_pages(64 * KIB) } else { device }
@@ -215,9 +218,10 @@ fn failures_of_the_driver_are_survived() {
                 }
                 audit(&pool, &device, &owned, true);
             }
+            device.fail(0, u64::MAX);
+            take(&pool, &device, 63 * MIB).expect_err("so much was never taken from the driver");
             device.fail(0, 0);
             take(&pool, &device, MIB).expect("the pool goes on");
-            assert!(pool.statistics().ooms > 0 || policy == Policy::Tlsf || paged, "{policy}");
         }
     }
 }

@@ -82,7 +82,7 @@ fn the_reserve_sends_cached_blocks_back_first() {
         assert_eq!(device.reserved_bytes(), 48 * MIB, "{policy}");
         // Another 8 would not.
         take(&pool, &device, 8 * MIB).expect("room");
-        assert_eq!(device.reserved_bytes(), if policy == Policy::Naive { 24 * MIB } else { 24 * MIB }, "{policy}: 32 went back");
+        assert_eq!(device.reserved_bytes(), 24 * MIB, "{policy}: 32 went back");
         give(&pool, &device, small);
     }
 }
