@@ -42,7 +42,8 @@ fn assert_keys(value: &Value, expected: &str) {
 
 const PLAN: &str = "model batch slab_bytes lower_bound_bytes without_reuse_bytes persistent_bytes kernels compile_s";
 const COMPARE: &str = "no_reuse_bytes dynamic_bytes planned_without_inplace_bytes planned_bytes measured_bytes lower_bound_bytes \
-                       step_ms_dynamic step_ms_planned";
+                       policies step_ms_dynamic step_ms_planned";
+const POLICIES: &str = "tlsf bfc naive round unpooled platform async vmm";
 const BENCH: &str = "model batch optimizer device threads steps step_ms_median step_ms_min compile_s first_step_s params_bytes \
                      state_bytes slab_bytes lower_bound_bytes peak_measured_bytes rss_peak_bytes";
 
@@ -96,6 +97,12 @@ fn assert_planned(report: &Value) {
         assert!(bytes("planned_bytes") <= bytes("dynamic_bytes"), "{program}");
         assert!(bytes("planned_bytes") <= bytes("planned_without_inplace_bytes"), "{program}");
         assert!(bytes("dynamic_bytes") < bytes("no_reuse_bytes"), "{program}");
+        assert_keys(&measured["policies"], POLICIES);
+        for (policy, report) in measured["policies"].as_object().unwrap() {
+            assert_keys(report, "reserved_bytes in_use_bytes driver_calls defrags");
+            let [reserved, in_use] = ["reserved_bytes", "in_use_bytes"].map(|key| report[key].as_u64().unwrap());
+            assert!(bytes("planned_bytes") <= in_use && in_use <= reserved, "{policy}");
+        }
         assert!(["step_ms_dynamic", "step_ms_planned"].iter().all(|key| measured[key].as_f64().unwrap() > 0.0));
     }
 }
@@ -284,4 +291,38 @@ fn failure_with_report(args: &str, code: i32) -> String {
     let output = slabwise(args);
     assert_eq!(output.status.code(), Some(code), "{args}");
     String::from_utf8(output.stderr).unwrap()
+}
+
+const REPLAY: &str = "policy peak_live_bytes peak_reserved_bytes fragmentation ns_per_op driver_calls defrags defrag_bytes";
+
+#[test]
+fn replay_sends_a_trace_through_policies() {
+    let (_folder, path) = table(TABLE);
+    let report = json(&format!("replay {path}"));
+    assert_keys(&report, REPLAY);
+    assert_eq!((report["policy"].as_str(), report["peak_live_bytes"].as_u64()), (Some("tlsf"), Some(12)));
+    let all = json(&format!("replay {path} --all"));
+    let names: Vec<&str> = all.as_array().unwrap().iter().filter_map(|report| report["policy"].as_str()).collect();
+    assert_eq!(names.join(" "), POLICIES);
+    assert_eq!(json(&format!("replay {path} --policy round"))["peak_reserved_bytes"].as_u64(), Some(3 * 4096));
+    let shown = text(&format!("replay {path} --all --capacity 1MiB --no-defragment"));
+    assert!(shown.contains("peak live 12 B") && POLICIES.split_whitespace().all(|policy| shown.contains(policy)), "{shown}");
+    // Another format: what it is shows in the file.
+    let (_folder, log) = table("Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,300,0x0\n1,0,free,0x10,300,0x0\n");
+    assert_eq!(json(&format!("replay {log} --policy unpooled"))["peak_reserved_bytes"].as_u64(), Some(512));
+}
+
+#[test]
+fn replay_tells_bad_traces_from_too_little_memory() {
+    let (_folder, path) = table("id,lower,upper,size\na,0,2,600\nb,1,3,600\n");
+    let bill = failure(&format!("replay {path} --capacity 1024"), 1);
+    assert!(bill.contains("operation 1") && bill.contains("600 B") && bill.contains("tlsf"), "{bill}");
+    assert_eq!(json(&format!("replay {path} --capacity 2x"))["peak_live_bytes"].as_u64(), Some(1200));
+    let (_folder, log) = table("Thread,Time,Action,Pointer,Size,Stream\n1,0,free,0x10,300,0x0\n");
+    let error = failure(&format!("replay {log}"), 2);
+    assert!(error.contains("line 2") && error.contains("0x10"), "{error}");
+    assert!(failure("replay nowhere.csv", 2).contains("nowhere.csv"));
+    assert!(failure(&format!("replay {path} --policy best"), 2).contains("tlsf, bfc"));
+    assert!(failure(&format!("replay {path} --capacity -1x"), 2).contains("-1x"));
+    assert!(failure(&format!("replay {path} --capacity 0x"), 2).contains("0x"));
 }

@@ -32,10 +32,10 @@ struct Owned {
     mark: u64,
 }
 
-/// The ends of a block, of eight bytes each, as far as it has them.
+/// The ends of a block, of eight bytes each, if it has so many.
 fn ends(region: Region) -> impl Iterator<Item = Region> {
     let ends = [region.offset, region.offset + region.bytes.saturating_sub(8)].map(|offset| Region { offset, bytes: 8, ..region });
-    ends.into_iter().filter(move |_| region.bytes >= 8)
+    ends.into_iter().filter(move |_| region.bytes >= 16)
 }
 
 fn sign(pool: &Pool, device: &FakeDevice, one: &Owned) {

@@ -21,7 +21,11 @@ impl Session {
     /// # Errors
     /// If a setting makes no sense; the error names it.
     pub fn with_memory(mut self, config: &MemoryConfig) -> Result<Self> {
-        self.pool = open_pool(config)?;
+        let pool = open_pool(config)?;
+        self.reset_pool();
+        // Programs that have run know their buffers' tags by number.
+        pool.know_tags_of(&self.pool);
+        self.pool = pool;
         Ok(self)
     }
 

@@ -33,16 +33,8 @@ pub enum Policy {
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Policy; 8] = [
-        Policy::Tlsf,
-        Policy::Bfc,
-        Policy::Naive,
-        Policy::Round,
-        Policy::Unpooled,
-        Policy::Platform,
-        Policy::Async,
-        Policy::Vmm,
-    ];
+    pub const ALL: [Policy; 8] =
+        [Policy::Tlsf, Policy::Bfc, Policy::Naive, Policy::Round, Policy::Unpooled, Policy::Platform, Policy::Async, Policy::Vmm];
 
     /// Its name, as users write it.
     pub fn name(self) -> &'static str {
@@ -69,7 +61,10 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Policy::ALL.into_iter().find(|p| p.name() == text).ok_or_else(|| format!("unknown policy {text:?}; there are {}", names(&Policy::ALL)))
+        Policy::ALL
+            .into_iter()
+            .find(|p| p.name() == text)
+            .ok_or_else(|| format!("unknown policy {text:?}; there are {}", names(&Policy::ALL)))
     }
 }
 
@@ -207,15 +202,14 @@ fn policy_of(lookup: &impl Fn(&str) -> Option<String>) -> Result<Policy, ConfigE
     let named = |of: &[Policy], text: &str| of.iter().copied().find(|p| p.name() == text);
     let pool = match lookup("SLABWISE_POOL") {
         None => Policy::Tlsf,
-        Some(text) => {
-            named(&POOLS, text.trim()).ok_or_else(|| wrong("SLABWISE_POOL", text, &format!("one of {}", names(&POOLS))))?
-        }
+        Some(text) => named(&POOLS, text.trim()).ok_or_else(|| wrong("SLABWISE_POOL", text, &format!("one of {}", names(&POOLS))))?,
     };
     match lookup("SLABWISE_ALLOCATOR") {
         None => Ok(pool),
         Some(text) if text.trim() == "pool" => Ok(pool),
-        Some(text) => named(&OTHERS, text.trim())
-            .ok_or_else(|| wrong("SLABWISE_ALLOCATOR", text, &format!("one of pool, {}", names(&OTHERS)))),
+        Some(text) => {
+            named(&OTHERS, text.trim()).ok_or_else(|| wrong("SLABWISE_ALLOCATOR", text, &format!("one of pool, {}", names(&OTHERS))))
+        }
     }
 }
 
@@ -270,7 +264,8 @@ mod tests {
         let fields = MemoryConfig { policy: Some(Policy::Round), fraction: Some(1.0), preallocate: Some(true), ..none.clone() };
         let set = read(&fields, &variables).expect("they make sense");
         assert_eq!((set.policy, set.fraction, set.preallocate, set.reserve), (Policy::Round, 1.0, Some(true), 10));
-        for (allocator, expected) in [("pool", Policy::Bfc), ("platform", Policy::Platform), ("async", Policy::Async), ("vmm", Policy::Vmm)] {
+        for (allocator, expected) in [("pool", Policy::Bfc), ("platform", Policy::Platform), ("async", Policy::Async), ("vmm", Policy::Vmm)]
+        {
             let set = read(&none, &[("SLABWISE_POOL", "bfc"), ("SLABWISE_ALLOCATOR", allocator)]).expect("it makes sense");
             assert_eq!(set.policy, expected);
         }

@@ -105,7 +105,19 @@ impl Heap {
             // What a driver aligns to.
             Engine::Direct => bytes.max(1).checked_next_multiple_of(GRANULE),
         };
-        Some(Request { bytes, rounded: rounded?, stream, tag, rung: Rung::Search, missed: false, info: None, grown: 0, refused: 0, got: None, look: false })
+        Some(Request {
+            bytes,
+            rounded: rounded?,
+            stream,
+            tag,
+            rung: Rung::Search,
+            missed: false,
+            info: None,
+            grown: 0,
+            refused: 0,
+            got: None,
+            look: false,
+        })
     }
 
     /// The part of the device that is the pool's, and whether it is taken at once.

@@ -70,17 +70,36 @@ pub(crate) enum Rung {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Call {
     Info,
-    Range { bytes: u64 },
-    Reserve { bytes: u64, stream: Stream, ordered: bool },
-    Map { row: u32, pages: Region },
-    Return { all: Vec<Return>, ordered: bool },
+    Range {
+        bytes: u64,
+    },
+    Reserve {
+        bytes: u64,
+        stream: Stream,
+        ordered: bool,
+    },
+    Map {
+        row: u32,
+        pages: Region,
+    },
+    Return {
+        all: Vec<Return>,
+        ordered: bool,
+    },
     Poll(Vec<Stream>),
     Synchronize(Vec<(Stream, u64)>),
     Callbacks,
     /// Copies in this order, between waiting for one list of streams and waiting for another.
-    Copy { before: Vec<(Stream, u64)>, moves: Vec<Move>, after: Vec<(Stream, u64)> },
+    Copy {
+        before: Vec<(Stream, u64)>,
+        moves: Vec<Move>,
+        after: Vec<(Stream, u64)>,
+    },
     /// Memory moves from rows with it to a row without.
-    Remap { from: Vec<(u32, Region)>, to: (u32, Region) },
+    Remap {
+        from: Vec<(u32, Region)>,
+        to: (u32, Region),
+    },
 }
 
 /// What came of a call.
@@ -93,7 +112,9 @@ pub(crate) enum Outcome {
     Mapped(Result<(), Refused>),
     Done,
     Progress(Vec<(Stream, u64)>),
-    Moved { ns: u64 },
+    Moved {
+        ns: u64,
+    },
 }
 
 /// Where a request stands.

@@ -10,8 +10,8 @@
 
 mod block;
 mod config;
-mod defrag;
 mod deferred;
+mod defrag;
 mod fake;
 mod heap;
 mod journal;

@@ -87,6 +87,12 @@ impl Pool {
         self.lock().tags.id(tag)
     }
 
+    /// Numbers of tags of another pool mean the same here from now on.
+    pub(crate) fn know_tags_of(&self, other: &Pool) {
+        let tags = other.lock().tags.clone();
+        self.lock().tags = tags;
+    }
+
     /// A block of at least so many bytes, aligned to 256. What it holds is whatever its bytes held last. A request for no bytes
     /// has a block as well, so that it can be freed like any other.
     ///
@@ -250,8 +256,15 @@ impl Pool {
         let mut heap = self.lock();
         let Statistics { bytes_in_use, bytes_limit, pool_bytes, rounding_waste_bytes, .. } = heap.statistics;
         let (peak_bytes_in_use, peak_pool_bytes) = (bytes_in_use, pool_bytes);
-        heap.statistics =
-            Statistics { bytes_in_use, peak_bytes_in_use, bytes_limit, pool_bytes, peak_pool_bytes, rounding_waste_bytes, ..Statistics::default() };
+        heap.statistics = Statistics {
+            bytes_in_use,
+            peak_bytes_in_use,
+            bytes_limit,
+            pool_bytes,
+            peak_pool_bytes,
+            rounding_waste_bytes,
+            ..Statistics::default()
+        };
     }
 
     /// The pool's free memory.

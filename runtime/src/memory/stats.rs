@@ -74,7 +74,12 @@ impl Fragmentation {
         }
         let part = |x: f64| (1.0 - x).clamp(0.0, 1.0);
         let all = sum as f64;
-        Fragmentation { free_bytes: sum, largest_bytes: largest, by_largest: part(largest as f64 / all), by_squares: part(squares / (all * all)) }
+        Fragmentation {
+            free_bytes: sum,
+            largest_bytes: largest,
+            by_largest: part(largest as f64 / all),
+            by_squares: part(squares / (all * all)),
+        }
     }
 
     pub(crate) fn of_table(table: &Table) -> Fragmentation {

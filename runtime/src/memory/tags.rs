@@ -27,7 +27,7 @@ impl Tag {
 pub struct TagId(pub(crate) u32);
 
 /// All tags of a pool. They are never forgotten; a program has as many as it has tensors.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Tags {
     all: Vec<Tag>,
     known: HashMap<Tag, TagId>,

@@ -42,7 +42,11 @@ fn capacity(text: &str) -> std::result::Result<Capacity, String> {
     match text.strip_suffix('x') {
         Some(factor) => {
             let factor: f64 = factor.parse().map_err(|_| format!("`{text}` is no multiple of the peak"))?;
-            if factor > 0.0 && factor <= 1e6 { Ok(Capacity::OfPeak(factor)) } else { Err(format!("`{text}` is not above 0x, or above 1000000x")) }
+            if factor > 0.0 && factor <= 1e6 {
+                Ok(Capacity::OfPeak(factor))
+            } else {
+                Err(format!("`{text}` is not above 0x, or above 1000000x"))
+            }
         }
         None => text.parse::<Bytes>().map(|bytes| Capacity::Bytes(bytes.0)).map_err(|e| e.to_string()),
     }
@@ -76,7 +80,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         if args.all { line(Value::Array(reports))? } else { reports.into_iter().try_for_each(line)? }
     } else if replays.iter().any(|(_, r)| r.is_ok()) {
         let peak = trace.peak_live_bytes();
-        let of = capacity.map_or(String::new(), |bytes| format!(" · {} of memory ({:.3} × peak)", Bytes(bytes), bytes as f64 / peak.max(1) as f64));
+        let of = capacity
+            .map_or(String::new(), |bytes| format!(" · {} of memory ({:.3} × peak)", Bytes(bytes), bytes as f64 / peak.max(1) as f64));
         line(format_args!("{} operations · peak live {}{of}", trace.ops().len(), Bytes(peak)))?;
         line(table(&rows(&replays)))?;
     }

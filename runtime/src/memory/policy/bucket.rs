@@ -99,7 +99,9 @@ mod tests {
     fn sizes_are_rounded_as_mxnet_does() {
         let naive = Rounding::Naive { page: 4096 };
         let mib = 1 << 20;
-        for (bytes, rounded) in [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192), (2 * mib, 2 * mib), (2 * mib + 1, 4 * mib), (5 * mib, 6 * mib)] {
+        for (bytes, rounded) in
+            [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192), (2 * mib, 2 * mib), (2 * mib + 1, 4 * mib), (5 * mib, 6 * mib)]
+        {
             assert_eq!(naive.rounded(bytes), Some(rounded), "naive {bytes}");
         }
         let round = Rounding::Round { page: 4096, cutoff: 1 << 20 };

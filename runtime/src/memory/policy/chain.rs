@@ -195,13 +195,13 @@ impl Chain {
 
     /// Joins a free block that is in no list with its free neighbours; the block that is left is in no list either.
     fn join(&mut self, table: &mut Table, streams: &Streams, mut index: u32) -> u32 {
-        let after = table[index].after;
-        if let Some((stream, sequence)) = self.joined(table, streams, index, after) {
-            self.unlist(table, after);
+        // Once streams are done, there can be more than one on each side.
+        while let Some((stream, sequence)) = self.joined(table, streams, index, table[index].after) {
+            self.unlist(table, table[index].after);
             self.merge(table, index, stream, sequence);
         }
-        let before = table[index].before;
-        if let Some((stream, sequence)) = self.joined(table, streams, before, index) {
+        while let Some((stream, sequence)) = self.joined(table, streams, table[index].before, index) {
+            let before = table[index].before;
             self.unlist(table, before);
             self.merge(table, before, stream, sequence);
             index = before;

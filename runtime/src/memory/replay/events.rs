@@ -58,7 +58,8 @@ pub(super) fn trace(log: &[Logged], before: Before, also: &[u64]) -> Result<Trac
         place.push(at);
     }
     let shift = number(first.len())?;
-    number(allocations + first.len()).and_then(|all| if all < u32::MAX / 2 { Ok(()) } else { Err((end, "too many allocations".into())) })?;
+    number(allocations + first.len())
+        .and_then(|all| if all < u32::MAX / 2 { Ok(()) } else { Err((end, "too many allocations".into())) })?;
     for op in &mut ops {
         if let Op::Free(id) = op {
             *id = if *id > u32::MAX - 1 - shift { u32::MAX - *id } else { *id + shift };

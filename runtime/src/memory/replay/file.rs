@@ -81,7 +81,8 @@ mod tests {
     #[test]
     fn lifetimes_end_before_others_begin() {
         let trace = Trace::of_bytes(b"id,lower,upper,size\n2,0,2,20\n1,0,2,10\n3,2,3,30\n4,1,1,99\n").expect("lifetimes");
-        let sizes: Vec<u64> = trace.ops().iter().filter_map(|op| if let Op::Alloc { bytes, .. } = op { Some(*bytes) } else { None }).collect();
+        let sizes: Vec<u64> =
+            trace.ops().iter().filter_map(|op| if let Op::Alloc { bytes, .. } = op { Some(*bytes) } else { None }).collect();
         assert_eq!(sizes, [10, 20, 30], "in the order of ids, without those that never live");
         assert_eq!(trace.peak_live_bytes(), 30);
     }

@@ -36,7 +36,11 @@ impl Trace {
             let hex = |name: &str, text: &str| {
                 let digits = text.strip_prefix("0x").unwrap_or(text);
                 // `%p` of a null pointer.
-                if text == "(nil)" { Ok(0) } else { u64::from_str_radix(digits, 16).map_err(|_| wrong(format!("{name} `{text}` is no address"))) }
+                if text == "(nil)" {
+                    Ok(0)
+                } else {
+                    u64::from_str_radix(digits, 16).map_err(|_| wrong(format!("{name} `{text}` is no address")))
+                }
             };
             let bytes = || size.parse::<u64>().map_err(|_| wrong(format!("Size `{size}` is not a whole number from 0 to 2^64-1")));
             log.push(match action {

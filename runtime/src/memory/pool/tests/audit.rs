@@ -40,7 +40,7 @@ pub(super) fn audit(pool: &Pool, device: &FakeDevice, owned: &[Owned], synchrono
             assert_eq!((b.arena, b.end()), (after.arena, after.offset), "a gap between {b:?} and {after:?}");
             let both = |state| b.state == state && after.state == state;
             assert!(!both(State::Hole), "two holes were not joined");
-            assert!(!synchronous || !both(State::Free), "two free neighbours were not joined");
+            assert!(!synchronous || !both(State::Free), "two free neighbours were not joined: {b:?} and {after:?}");
         }
         match b.state {
             State::Live => {

@@ -167,7 +167,7 @@ fn the_same_stream_reuses_at_once_and_others_when_it_is_done() {
     device.hold(S0);
     device.hold(S1);
     let pool = open(&whole(Policy::Tlsf));
-    let on = |stream| pool.allocate(&mut &device, MIB, stream, TagId::default()).expect("room");
+    let on = |stream| pool.allocate(&mut &device, 2 * MIB, stream, TagId::default()).expect("room");
     let first = on(S0);
     let place = pool.region(first);
     let work = pool.submit(S0);
