@@ -323,6 +323,6 @@ fn replay_tells_bad_traces_from_too_little_memory() {
     assert!(error.contains("line 2") && error.contains("0x10"), "{error}");
     assert!(failure("replay nowhere.csv", 2).contains("nowhere.csv"));
     assert!(failure(&format!("replay {path} --policy best"), 2).contains("tlsf, bfc"));
-    assert!(failure(&format!("replay {path} --capacity -1x"), 2).contains("-1x"));
-    assert!(failure(&format!("replay {path} --capacity 0x"), 2).contains("0x"));
+    assert!(failure(&format!("replay {path} --capacity=-1x"), 2).contains("-1x"));
+    assert!(failure(&format!("replay {path} --capacity=0x"), 2).contains("0x"));
 }

@@ -12,6 +12,8 @@ mod block;
 mod config;
 mod deferred;
 mod defrag;
+#[cfg(feature = "profiles")]
+pub mod export;
 mod fake;
 mod heap;
 mod journal;
