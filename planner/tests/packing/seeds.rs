@@ -64,6 +64,19 @@ fn nothing_and_next_to_nothing() {
 }
 
 #[test]
+fn fixed_pairs_that_never_need_bytes() {
+    let at = |item| Placement { item, offset: 8 };
+    let gap = |item| Gap { item, life: Lifetime::new(0, 9), window: None };
+    let pair = Problem {
+        fixed: vec![at(0), at(1)],
+        gaps: vec![gap(0), gap(1)],
+        in_place: vec![InPlace { from: 0, to: 1 }],
+        ..Problem::new(vec![item(0, 4, 8), item(3, 9, 8)])
+    };
+    assert_eq!((packed(&pair).height, packed(&pair).offsets), (0, vec![8, 8]));
+}
+
+#[test]
 fn sizes_that_64_bits_just_hold() {
     let most = u64::MAX;
     let items = vec![item(0, most, most - 10), item(3, most, 10), item(0, most, 0)];
