@@ -12,7 +12,7 @@ use super::lives::Lives;
 use super::portfolio::Budget;
 use super::sections::Sections;
 use super::skyline::Skyline;
-use super::{Found, Rank};
+use super::{Found, Rank, luby};
 use crate::generate::Random;
 use std::sync::{Mutex, PoisonError};
 
@@ -105,7 +105,7 @@ impl<'a> Improve<'a> {
         let Some((cost, leader)) = costs.iter().zip(0..).filter_map(|(cost, at)| Some(((*cost)?, at))).min() else { return };
         self.stale = if self.ahead.is_none_or(|ahead| cost < ahead) { 0 } else { self.stale + passes };
         self.ahead = self.ahead.map(|ahead| ahead.min(cost)).or(Some(cost));
-        if self.stale >= PATIENCE * luby(self.restarts + 1) {
+        if self.stale >= PATIENCE * luby(self.restarts + 1) as usize {
             self.restarts += 1;
             (self.ahead, self.stale) = (None, 0);
             self.lanes.iter_mut().for_each(|lane| lane.walk = None);
@@ -120,12 +120,6 @@ impl<'a> Improve<'a> {
             }
         }
     }
-}
-
-/// The sequence 1, 1, 2, 1, 1, 2, 4, … of Luby, Sinclair and Zuckerman (1993), from 1.
-fn luby(at: u64) -> usize {
-    let above = (at + 1).next_power_of_two();
-    if above == at + 1 { (above / 2) as usize } else { luby(at + 1 - above / 2) }
 }
 
 /// How good a packing is: its height, then how far what stands above the goal does so.
