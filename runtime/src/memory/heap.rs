@@ -20,7 +20,7 @@ use super::tags::{TagId, Tags};
 /// What blocks are made of.
 #[derive(Debug)]
 pub(crate) enum Engine {
-    Chain(Chain),
+    Chain(Box<Chain>),
     Buckets(Buckets),
     Direct,
 }
@@ -71,8 +71,8 @@ pub(crate) struct Heap {
 impl Heap {
     pub fn new(settings: Settings) -> Heap {
         let engine = match settings.policy {
-            Policy::Tlsf | Policy::Vmm => Engine::Chain(Chain::tlsf(true)),
-            Policy::Bfc => Engine::Chain(Chain::bfc()),
+            Policy::Tlsf | Policy::Vmm => Engine::Chain(Box::new(Chain::tlsf(true))),
+            Policy::Bfc => Engine::Chain(Box::new(Chain::bfc())),
             Policy::Naive | Policy::Round => Engine::Buckets(Buckets::new(Rounding::of(&settings))),
             Policy::Unpooled | Policy::Platform | Policy::Async => Engine::Direct,
         };

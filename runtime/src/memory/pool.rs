@@ -293,6 +293,7 @@ impl Pool {
     }
 
     /// Calls `visit` with every block but those that only hold others, arena by arena, in the order of addresses.
+    #[cfg(feature = "profiles")]
     pub(crate) fn inspect(&self, mut visit: impl FnMut(&Block, &Tag)) {
         let heap = self.settled();
         let mut rows: Vec<&Block> = heap.table.iter().map(|(_, b)| b).filter(|b| b.state != State::Page).collect();

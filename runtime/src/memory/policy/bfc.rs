@@ -10,17 +10,20 @@ const BINS: usize = 21;
 /// A rest of this many bytes is always cut off.
 const LARGE_REST: u64 = 128 << 20;
 
+/// Size, arena, address, row.
+type Key = (u64, u32, u64, u32);
+
 /// Free blocks by bin, size, arena, address. See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Bfc {
-    bins: [BTreeSet<(u64, u32, u64, u32)>; BINS],
+    bins: Box<[BTreeSet<Key>; BINS]>,
 }
 
 fn bin_of(bytes: u64) -> usize {
     ((bytes / GRANULE).max(1).ilog2() as usize).min(BINS - 1)
 }
 
-fn key(table: &Table, index: u32) -> (u64, u32, u64, u32) {
+fn key(table: &Table, index: u32) -> Key {
     let block = &table[index];
     (block.bytes, block.arena, block.offset, index)
 }
@@ -42,7 +45,7 @@ impl Bfc {
 
     /// See [`Bins::find`](super::Bins::find).
     pub fn find(&self, table: &Table, bytes: u64, usable: impl Fn(&Block) -> bool) -> Option<u32> {
-        let fitting = |bin: &BTreeSet<(u64, u32, u64, u32)>| {
+        let fitting = |bin: &BTreeSet<Key>| {
             bin.range((bytes, 0, 0, 0)..).map(|&(.., index)| index).find(|&index| usable(&table[index]))
         };
         self.bins[bin_of(bytes)..].iter().find_map(fitting)

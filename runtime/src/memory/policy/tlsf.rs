@@ -23,13 +23,13 @@ pub(crate) const GRANULE: u64 = 256;
 #[derive(Debug)]
 pub(crate) struct Tlsf {
     rows: u64,
-    subs: [u32; ROWS],
+    subs: Box<[u32; ROWS]>,
     heads: Box<[[u32; SUBS]; ROWS]>,
 }
 
 impl Default for Tlsf {
     fn default() -> Tlsf {
-        Tlsf { rows: 0, subs: [0; ROWS], heads: Box::new([[NONE; SUBS]; ROWS]) }
+        Tlsf { rows: 0, subs: Box::new([0; ROWS]), heads: Box::new([[NONE; SUBS]; ROWS]) }
     }
 }
 
