@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use slabwise_kernels::memory::Region;
 
-use super::block::{Block, Handle, State};
+use super::block::{Block, Handle};
 use super::config::{ConfigError, MemoryConfig, Policy, environment};
 use super::deferred::Deferred;
 use super::defrag::in_pieces;
@@ -296,7 +296,7 @@ impl Pool {
     #[cfg(feature = "profiles")]
     pub(crate) fn inspect(&self, mut visit: impl FnMut(&Block, &Tag)) {
         let heap = self.settled();
-        let mut rows: Vec<&Block> = heap.table.iter().map(|(_, b)| b).filter(|b| b.state != State::Page).collect();
+        let mut rows: Vec<&Block> = heap.table.iter().map(|(_, b)| b).filter(|b| b.state != super::block::State::Page).collect();
         rows.sort_by_key(|b| (b.arena, b.offset));
         rows.into_iter().for_each(|block| visit(block, heap.tags.get(block.tag)));
     }

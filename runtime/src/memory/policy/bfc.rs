@@ -45,9 +45,7 @@ impl Bfc {
 
     /// See [`Bins::find`](super::Bins::find).
     pub fn find(&self, table: &Table, bytes: u64, usable: impl Fn(&Block) -> bool) -> Option<u32> {
-        let fitting = |bin: &BTreeSet<Key>| {
-            bin.range((bytes, 0, 0, 0)..).map(|&(.., index)| index).find(|&index| usable(&table[index]))
-        };
+        let fitting = |bin: &BTreeSet<Key>| bin.range((bytes, 0, 0, 0)..).map(|&(.., index)| index).find(|&index| usable(&table[index]));
         self.bins[bin_of(bytes)..].iter().find_map(fitting)
     }
 }
