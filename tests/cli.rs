@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use slabwise::memory::MemoryConfig;
 
 fn slabwise(args: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_slabwise")).args(args.split_whitespace()).output().unwrap()
@@ -188,6 +189,32 @@ fn info_names_settings_and_where_they_came_from() {
     assert!(why.contains("SLABWISE_THREADS is \"lots\""), "{why}");
 }
 
+#[test]
+fn info_names_the_settings_of_memory() {
+    let info = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise"));
+        for name in MemoryConfig::VARIABLES {
+            command.env_remove(name);
+        }
+        let output = command.arg("info").envs(variables.iter().copied()).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, text) = info(&[]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        ["tlsf (the default)", "0.75 (the default)", "as the device prefers (the default)"].iter().all(|part| text.contains(part)),
+        "{text}"
+    );
+    let (_, text) = info(&[("SLABWISE_POOL", "round"), ("SLABWISE_MEM_FRACTION", "0.4"), ("SLABWISE_PREALLOCATE", "0")]);
+    let parts = ["round (from SLABWISE_POOL)", "0.4 (from SLABWISE_MEM_FRACTION)", "false (from SLABWISE_PREALLOCATE)"];
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    assert!(info(&[("SLABWISE_ALLOCATOR", "vmm")]).1.contains("vmm (from SLABWISE_ALLOCATOR)"));
+    for (name, value) in MemoryConfig::VARIABLES.iter().zip(["cuda", "best", "perhaps", "1.5", "5000", "19", "101"]) {
+        let (code, text) = info(&[(name, value)]);
+        assert!(code == Some(1) && text.contains(&format!("{name} is \"{value}\"")), "{text}");
+    }
+}
+
 const PACK: &str = "buffers lower_bound height ratio optimal method seconds";
 /// `benchmarks/examples/input.12.csv` of google/minimalloc (Apache-2.0, Copyright 2023 Google LLC); its optimum is 12.
 const TABLE: &str = "id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n";
@@ -307,6 +334,15 @@ fn replay_sends_a_trace_through_policies() {
     assert_eq!(json(&format!("replay {path} --policy round"))["peak_reserved_bytes"].as_u64(), Some(3 * 4096));
     let shown = text(&format!("replay {path} --all --capacity 1MiB --no-defragment"));
     assert!(shown.contains("peak live 12 B") && POLICIES.split_whitespace().all(|policy| shown.contains(policy)), "{shown}");
+    // What is written is a trace again, up to the peak.
+    let folder = tempfile::tempdir().unwrap();
+    let [json_file, pickle, perfetto] = ["s.json", "s.pickle", "p.json"].map(|name| folder.path().join(name).display().to_string());
+    for file in [&json_file, &pickle] {
+        text(&format!("replay {path} --snapshot {file} --perfetto {perfetto}"));
+        assert_eq!(json(&format!("replay {file}"))["peak_live_bytes"].as_u64(), Some(12));
+    }
+    let events: Value = serde_json::from_str(&std::fs::read_to_string(perfetto).unwrap()).unwrap();
+    assert!(events["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "b").count() >= 3);
     // Another format: what it is shows in the file.
     let (_folder, log) = table("Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,300,0x0\n1,0,free,0x10,300,0x0\n");
     assert_eq!(json(&format!("replay {log} --policy unpooled"))["peak_reserved_bytes"].as_u64(), Some(512));

@@ -135,6 +135,39 @@ impl MemoryConfig {
         MemoryConfig { policy: Some(policy), ..MemoryConfig::default() }
     }
 
+    /// The variables of the environment that say what fields leave open.
+    pub const VARIABLES: [&str; 7] = [
+        "SLABWISE_ALLOCATOR",
+        "SLABWISE_POOL",
+        "SLABWISE_PREALLOCATE",
+        "SLABWISE_MEM_FRACTION",
+        "SLABWISE_POOL_PAGE_SIZE",
+        "SLABWISE_POOL_ROUND_CUTOFF",
+        "SLABWISE_POOL_RESERVE",
+    ];
+
+    /// The configuration with everything that is read from the environment or has a default filled in. Still `None` are what
+    /// the device decides, and limits that nobody set.
+    ///
+    /// # Errors
+    /// If a variable or a field makes no sense; the error names it.
+    pub fn resolve(&self) -> Result<MemoryConfig, ConfigError> {
+        let s = self.settings(environment)?;
+        Ok(MemoryConfig {
+            policy: Some(s.policy),
+            preallocate: s.preallocate,
+            fraction: Some(s.fraction),
+            limit: s.limit,
+            page_size: Some(s.page_size),
+            round_cutoff: Some(s.round_cutoff),
+            reserve: Some(s.reserve),
+            defragment: Some(s.defragment),
+            defragment_rate: Some(s.defragment_rate),
+            idle_time: s.idle_time,
+            idle_steps: s.idle_steps,
+        })
+    }
+
     /// Fills what is `None` from the variables that `lookup` knows.
     ///
     /// # Errors

@@ -6,7 +6,8 @@
 //!
 //! The parts, from the bottom: `source` (what is needed of a driver), `block` (the table of blocks), `streams` (who may use a
 //! freed block, and when), `policy` (lists of free blocks), `defrag` (moving blocks), `ladder` (what is tried for a request, in
-//! which order), `heap` (all that under one lock), `pool` (the lock, and the calls that are made without it).
+//! which order) with `relief` (its rungs that move blocks), `heap` (all that under one lock), `pool` (the lock, and the calls
+//! that are made without it). `replay` sends traces through pools, `export` writes what others' viewers open.
 
 mod block;
 mod config;
@@ -21,6 +22,7 @@ mod ladder;
 mod oom;
 mod policy;
 mod pool;
+mod relief;
 #[cfg(feature = "profiles")]
 pub mod replay;
 mod source;

@@ -1,12 +1,12 @@
 //! `slabwise replay`: a trace of allocations and frees through a pool's policies.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use slabwise::memory::replay::{Replay, ReplayError, Trace};
-use slabwise::memory::{MemoryConfig, Policy};
-use slabwise::{Bytes, Result};
+use slabwise::memory::{MemoryConfig, Policy, Pool, export};
+use slabwise::{Bytes, Error, Result};
 
 use crate::output::{line, table};
 
@@ -26,6 +26,13 @@ pub struct Args {
     /// Never move blocks
     #[arg(long)]
     no_defragment: bool,
+    /// Write the pool at the trace's peak, and all that led to it, as a memory snapshot of PyTorch: JSON if the name ends in
+    /// .json, else a pickle
+    #[arg(long, value_name = "FILE", conflicts_with = "all")]
+    snapshot: Option<PathBuf>,
+    /// Write what led to the trace's peak for Perfetto (JSON)
+    #[arg(long, value_name = "FILE", conflicts_with = "all")]
+    perfetto: Option<PathBuf>,
     /// One JSON object instead of a table (with --all, an array of them)
     #[arg(long)]
     json: bool,
@@ -70,7 +77,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut replays = Vec::new();
     for policy in policies {
         let config = MemoryConfig { policy, defragment: args.no_defragment.then_some(false), ..MemoryConfig::default() };
-        match trace.run(&config, capacity) {
+        let events = if args.snapshot.is_some() || args.perfetto.is_some() { usize::MAX } else { 0 };
+        let mut written = Ok(());
+        let replay = trace.watch(&config, capacity, events, |pool| written = write(args, pool));
+        written?;
+        match replay {
             Err(ReplayError::Config(error)) => return bad_input(error.to_string()),
             replay => replays.push((policy, replay)),
         }
@@ -91,6 +102,21 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     }
     Ok(if replays.iter().any(|(_, r)| r.is_ok()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Writes the files that are asked for.
+fn write(args: &Args, pool: &Pool) -> Result<()> {
+    let save = |path: &Path, bytes: &[u8]| std::fs::write(path, bytes).map_err(|source| Error::Io { path: path.into(), source });
+    let internal = |e: export::ExportError| Error::Internal(e.to_string());
+    if let Some(path) = &args.snapshot {
+        let json = path.extension().is_some_and(|extension| extension == "json");
+        let bytes = if json { export::snapshot_json(pool).map(String::into_bytes) } else { export::snapshot_pickle(pool) };
+        save(path, &bytes.map_err(internal)?)?;
+    }
+    if let Some(path) = &args.perfetto {
+        save(path, export::trace_events_json(pool).as_bytes())?;
+    }
+    Ok(())
 }
 
 fn report(policy: Option<Policy>, replay: &std::result::Result<Replay, ReplayError>) -> Value {

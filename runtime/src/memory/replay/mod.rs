@@ -138,16 +138,35 @@ impl Trace {
     /// # Errors
     /// If a setting makes no sense, or the bill of the first request that failed.
     pub fn run(&self, config: &MemoryConfig, capacity: Option<u64>) -> Result<Replay, ReplayError> {
+        self.watch(config, capacity, 0, |_| {})
+    }
+
+    /// As [`Trace::run`], while the pool keeps its last `events` events; `at_peak` looks at the pool when most is live for
+    /// the first time. Each operation takes a microsecond of the device's time.
+    ///
+    /// # Errors
+    /// As [`Trace::run`].
+    pub fn watch(
+        &self,
+        config: &MemoryConfig,
+        capacity: Option<u64>,
+        events: usize,
+        mut at_peak: impl FnMut(&Pool),
+    ) -> Result<Replay, ReplayError> {
         const PAGE: u64 = 2 << 20;
         let device = FakeDevice::new(capacity.unwrap_or(1 << 60)).with_pages(PAGE).with_preallocation(capacity.is_some());
         let whole = MemoryConfig { fraction: Some(1.0), ..config.clone() };
         let pool = Pool::new(&whole)?;
+        pool.record(events);
         let mut handles = Vec::with_capacity(self.allocations as usize);
         let mut source = &device;
         let (peak_at, peak_live_bytes) = self.peak();
         let (mut fragmentation, mut elapsed) = (Fragmentation::default(), Duration::ZERO);
         let mut start = Instant::now();
         for (at, op) in self.ops.iter().enumerate() {
+            if events > 0 {
+                device.advance(Duration::from_micros(1));
+            }
             match *op {
                 Op::Alloc { bytes, stream } => {
                     let handle = pool.allocate(&mut source, bytes, stream, TagId::default());
@@ -161,6 +180,7 @@ impl Trace {
             if at == peak_at {
                 elapsed += start.elapsed();
                 fragmentation = pool.fragmentation();
+                at_peak(&pool);
                 start = Instant::now();
             }
         }

@@ -1,7 +1,7 @@
 //! Everything about a pool counted again, from its table and from what a naive owner remembers.
 
 use super::*;
-use crate::memory::block::NONE;
+use crate::memory::block::{NONE, State};
 
 /// A block as its owner knows it.
 #[derive(Clone, Copy, Debug)]
