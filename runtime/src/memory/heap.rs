@@ -56,6 +56,8 @@ pub(crate) struct Heap {
     pub has_callbacks: bool,
     /// Blocks are being moved; nobody may use the pool until that is done.
     pub moving: bool,
+    /// The source is being asked for what the pool needs before its first block: nobody else asks meanwhile.
+    pub opening: bool,
     /// Bytes that calls under way ask for.
     pub reserving: u64,
     /// Bytes of all requests ever served.
@@ -88,6 +90,7 @@ impl Heap {
             preallocates: false,
             has_callbacks: false,
             moving: false,
+            opening: false,
             reserving: 0,
             allocated_bytes: 0,
             step: 0,

@@ -123,7 +123,7 @@ pub(crate) enum Next {
     /// This row is the block.
     Served(u32),
     Call(Call),
-    /// Blocks are being moved for somebody else: come back after that.
+    /// Blocks are being moved for somebody else, or the pool's first memory is being got: come back after that.
     Wait,
     Failed,
 }
@@ -134,10 +134,11 @@ const GROWN_MOST: u32 = 64;
 impl Heap {
     /// Takes a request as far as it goes without a call of the driver.
     pub fn advance(&mut self, r: &mut Request) -> Next {
-        if self.moving {
+        if self.moving || self.opening {
             return Next::Wait;
         }
         if let Some(call) = self.begin() {
+            self.opening = true;
             return Next::Call(call);
         }
         loop {
@@ -331,20 +332,26 @@ impl Heap {
         match (call, outcome) {
             (Call::Info, Outcome::Info(info, preallocates)) => {
                 if self.capacity.is_none() {
+                    self.opening = false;
                     self.set_capacity(info, preallocates);
                 } else if let Some(r) = r {
                     r.info = Some(info);
                 }
             }
-            (Call::Range { bytes }, Outcome::Range(range)) => match (&mut self.engine, range) {
-                (Engine::Chain(chain), Some(range)) => {
-                    let factor = if range.pages_move { 8 } else { 1 };
-                    let bytes = bytes.saturating_mul(factor).min(1 << 62).max(bytes).div_ceil(range.page).saturating_mul(range.page);
-                    chain.add_range(&mut self.table, range, bytes);
+            (Call::Range { bytes }, Outcome::Range(range)) => {
+                self.opening = false;
+                match (&mut self.engine, range) {
+                    (Engine::Chain(chain), Some(range)) => {
+                        let factor = if range.pages_move { 8 } else { 1 };
+                        let bytes = bytes.saturating_mul(factor).min(1 << 62).max(bytes).div_ceil(range.page).saturating_mul(range.page);
+                        chain.add_range(&mut self.table, range, bytes);
+                    }
+                    _ => self.range_refused = true,
                 }
-                _ => self.range_refused = true,
-            },
+            }
             (Call::Reserve { bytes, stream, .. }, Outcome::Reserved(reserved)) => {
+                // Others' requests wait while the pool opens, so a call for memory that ends then is the one it opens with.
+                self.opening = false;
                 self.reserving -= bytes;
                 let got = reserved.ok().map(|arena| {
                     self.took(Region { arena, offset: 0, bytes });

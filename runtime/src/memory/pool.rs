@@ -35,7 +35,7 @@ type Callback = Box<dyn FnMut() + Send>;
 /// by threads, each with a source of its own for the same device.
 pub struct Pool {
     heap: Mutex<Heap>,
-    /// Signalled when blocks have been moved.
+    /// Signalled when blocks have been moved, and when the pool has its first memory.
     moved: Condvar,
     deferred: Arc<Deferred<Handle>>,
     callbacks: Mutex<Vec<Callback>>,
@@ -369,9 +369,9 @@ impl Pool {
         drop(heap);
         let outcome = self.perform(source, &call);
         let mut heap = self.lock();
-        let moved = matches!(call, Call::Copy { .. } | Call::Remap { .. });
+        let waited_for = heap.moving || heap.opening;
         heap.conclude(request, call, outcome);
-        if moved {
+        if waited_for && !(heap.moving || heap.opening) {
             self.moved.notify_all();
         }
         heap

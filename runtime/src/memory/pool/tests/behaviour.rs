@@ -266,6 +266,20 @@ fn caches_of_the_program_are_dropped_before_more_is_taken() {
 }
 
 #[test]
+fn the_first_request_opens_the_pool_and_others_wait() {
+    let pool = open(&whole(Policy::Tlsf));
+    let mut heap = pool.lock();
+    let [mut first, mut second] = [100, 200].map(|bytes| heap.request(bytes, S0, 0).expect("a size there is"));
+    assert!(matches!(heap.advance(&mut first), Next::Call(Call::Info)));
+    assert!(matches!(heap.advance(&mut second), Next::Wait));
+    heap.conclude(Some(&mut first), Call::Info, Outcome::Info(MemoryInfo { free: MIB, total: MIB }, false));
+    let Next::Call(call) = heap.advance(&mut second) else { panic!("the pool has no addresses yet") };
+    assert!(matches!(call, Call::Range { .. }) && matches!(heap.advance(&mut first), Next::Wait), "asked for once");
+    heap.conclude(Some(&mut second), call, Outcome::Range(None));
+    assert!([first, second].iter_mut().all(|r| matches!(heap.advance(r), Next::Call(Call::Reserve { .. }))), "each for itself");
+}
+
+#[test]
 fn four_threads_pass_blocks_to_each_other() {
     let device = FakeDevice::new(256 * MIB).with_pages(2 * MIB).with_bytes();
     let pool = open(&whole(Policy::Tlsf));
