@@ -74,8 +74,10 @@ pub struct VariableInfo {
     pub dims: Dims,
     /// What it holds at first.
     pub init: Init,
-    /// A weight, rather than state that accompanies weights.
+    /// Part of the model (a weight, a running statistic), rather than state that accompanies weights.
     pub is_param: bool,
+    /// Of a part of the model: whether gradients change it.
+    pub trained: bool,
 }
 
 impl VariableInfo {
@@ -87,6 +89,7 @@ impl VariableInfo {
             dims: param.sizes().clone(),
             init: param.init(),
             is_param: true,
+            trained: param.is_trained(),
         }
     }
 }

@@ -3,10 +3,12 @@
 //! Methods are grouped by kind in the files below. Every method records a mistake rather than failing: see
 //! [`trace`](crate::trace).
 
+mod attention;
 mod elementwise;
 mod index;
 mod join;
 mod loss;
+mod norm;
 mod product;
 mod reduce;
 #[cfg(test)]
@@ -26,6 +28,7 @@ use crate::ops::{Emit, Given, NodeId, Op, infer};
 use crate::params::Param;
 use crate::trace::{Line, Trace};
 
+pub use attention::Mask;
 pub use reduce::AxisSet;
 
 /// The id of what a mistake gave.

@@ -71,6 +71,46 @@ impl<'t> Tensor<'t> {
         image.mean_over([2, 3])
     }
 
+    /// The means of windows that divide an image `[n, channels, h, w]` into the given rows and columns. Row i of them covers the
+    /// rows ⌊i·h/rows⌋ to ⌈(i + 1)·h/rows⌉ of the image; neighbours overlap by one row where the division has a remainder.
+    #[track_caller]
+    pub fn adaptive_avg_pool2d(self, size: [usize; 2]) -> Tensor<'t> {
+        let mut lengths = [0; 2];
+        let image = self.require(Location::caller(), |g, x| {
+            let fixed = |axis: usize| g.dims(x).get(axis).and_then(|d| d.as_fixed()).and_then(|n| usize::try_from(n).ok());
+            match (g.dims(x).len(), fixed(2), fixed(3)) {
+                (4, Some(h), Some(w)) if (1..=h).contains(&size[0]) && (1..=w).contains(&size[1]) => {
+                    lengths = [h, w];
+                    Ok(())
+                }
+                _ => Err(format!(
+                    "adaptive_avg_pool2d of {} to {}×{}: an image [n, channels, h, w] of fixed and no smaller height and width is needed",
+                    g.symbols.show(g.dims(x)),
+                    size[0],
+                    size[1]
+                )),
+            }
+        });
+        if image.is_poisoned() || lengths == size {
+            return image;
+        }
+        let [h, w] = lengths;
+        if size == [1, 1] {
+            return image.mean_keep([2, 3]);
+        }
+        if h.is_multiple_of(size[0]) && w.is_multiple_of(size[1]) {
+            let k = [h / size[0], w / size[1]];
+            return image.avg_pool2d_with(Window { k, stride: k, pad: [0, 0] });
+        }
+        // A window is a rectangle: the mean of its rows' means.
+        (0..2).fold(image, |x, i| {
+            let (axis, n, parts) = (i + 2, lengths[i], size[i]);
+            let part = |p: usize| x.slice(axis, p * n / parts..((p + 1) * n).div_ceil(parts)).mean_keep(axis);
+            let means: Vec<Tensor<'t>> = (0..parts).map(part).collect();
+            self.trace.concat(&means, axis)
+        })
+    }
+
     #[track_caller]
     fn pool(self, kind: PoolKind, window: Window) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| checked(g, Op::Pool2d(kind, window), ids))

@@ -102,6 +102,8 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dtype: D
             _ => None,
         },
         S::Select => select(b, inputs, dtype),
+        // Derivatives were taken while the graph was written.
+        S::Detach => keep(b, x),
         _ => None,
     }
 }
