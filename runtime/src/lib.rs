@@ -53,6 +53,8 @@ pub mod prelude {
     pub use crate::nn::Module;
     pub use crate::ops::ConvGeometry;
     pub use crate::optim::Optimizer;
-    pub use crate::{Bytes, DType, Device, Dim, Init, Mask, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Trace, Window};
+    pub use crate::{
+        Bytes, DType, Device, Dim, Init, Mask, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Trace, Window,
+    };
     pub use slabwise_kernels::dtype::DType::{Bool, F32, I32, U8};
 }

@@ -289,8 +289,7 @@ impl Trace {
             }
         }
         let is_weight = |(v, held): &(usize, &Held)| graph.variables[*v].trained && needed.get(held.node.at()) == Some(&true);
-        let found: Vec<(usize, NodeId)> =
-            building.variables.iter().enumerate().filter(is_weight).map(|(v, held)| (v, held.node)).collect();
+        let found: Vec<(usize, NodeId)> = building.variables.iter().enumerate().filter(is_weight).map(|(v, held)| (v, held.node)).collect();
         let nodes: Vec<NodeId> = found.iter().map(|(_, node)| *node).collect();
         let gradients = autodiff::gradients(graph, loss.id, &nodes);
         let tensor = |id| Tensor { trace: self, id };
@@ -303,7 +302,8 @@ impl Trace {
             building.mistake(at, "", "minimize: the loss has no gradient with respect to any parameter".into());
             return None;
         }
-        let twice: Vec<usize> = weights.iter().map(|w| w.variable() as usize).filter(|&v| building.variables[v].assigned.is_some()).collect();
+        let twice: Vec<usize> =
+            weights.iter().map(|w| w.variable() as usize).filter(|&v| building.variables[v].assigned.is_some()).collect();
         for &v in &twice {
             let name = building.graph.variables[v].name.clone();
             building.mistake(at, "", format!("minimize: parameter \"{name}\" is updated a second time"));

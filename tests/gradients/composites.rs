@@ -17,8 +17,7 @@ const NAMES: [&str; 4] = ["x0", "x1", "x2", "x3"];
 fn check(name: &str, rng: &mut Rng, mut arguments: Vec<Array>, build: impl for<'t> Fn(&Scope, &[Tensor<'t>]) -> Tensor<'t>) {
     let params = Params::seeded(1);
     let trace = Trace::training();
-    let inputs: Vec<Tensor<'_>> =
-        arguments.iter().zip(NAMES).map(|(a, name)| trace.input(name, a.dtype, a.dims.as_slice())).collect();
+    let inputs: Vec<Tensor<'_>> = arguments.iter().zip(NAMES).map(|(a, name)| trace.input(name, a.dtype, a.dims.as_slice())).collect();
     let value = build(&params.root(), &inputs);
     let graph = trace.finish(&[value]).unwrap_or_else(|mistakes| panic!("{name}: {mistakes:?}"));
     assert_eq!(params.mistakes().len(), 0, "{name}: {:?}", params.mistakes());

@@ -62,7 +62,11 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
     fn check<'t>(&self, x: Tensor<'t>, at: &'static Location<'static>) -> Tensor<'t> {
         let x = x.trace().on_behalf(at, || x.require_len("batch norm", 1, self.channels));
         let fits = x.rank() == PLACES + 2 || (PLACES == 1 && x.rank() == 2) || x.rank() == 0;
-        if fits { x } else { x.trace().fail(at, self.weight.layer(), format!("batch norm in {PLACES}d of {x:?}: the number of axes does not fit")) }
+        if fits {
+            x
+        } else {
+            x.trace().fail(at, self.weight.layer(), format!("batch norm in {PLACES}d of {x:?}: the number of axes does not fit"))
+        }
     }
 
     #[track_caller]
