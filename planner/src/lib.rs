@@ -27,6 +27,7 @@ mod bytes;
 mod check;
 pub mod csv;
 mod dag;
+pub mod generate;
 mod liveness;
 mod order;
 pub mod pack;

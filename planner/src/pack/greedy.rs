@@ -1,7 +1,8 @@
 //! One item after the other, each against all placed before: the lowest offset free for its whole life (first fit) or the
 //! tightest gap (best fit). Quadratic in the number of items.
 
-use super::{Found, Sections};
+use super::Found;
+use super::sections::Sections;
 
 /// Which of the free gaps an item gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

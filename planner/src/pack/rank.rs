@@ -1,6 +1,6 @@
 //! The orders in which heuristics consider items.
 
-use super::{Sections, Span};
+use super::sections::{Sections, Span};
 use crate::liveness::{Lifetime, Profile};
 use std::cmp::Reverse;
 use std::fmt;
@@ -50,7 +50,7 @@ impl Rank {
         };
         let key = |i: usize| {
             let span = &sections.spans[i];
-            let width = u128::from(sections.instants[span.end as usize] - sections.instants[span.start as usize]);
+            let width = u128::from(span.width);
             let (size, total) = (u128::from(span.size), u128::from(totals[i]));
             let area = width.saturating_mul(size);
             let largest = match self {

@@ -3,7 +3,8 @@
 //! neighbour. The best-fit heuristic for strip packing (Burke, Kendall and Whitwell, 2004) with fixed horizontal
 //! positions. Every item is placed once and every raise merges two stretches, so there are O(n) moves.
 
-use super::{Found, Sections, Span};
+use super::Found;
+use super::sections::{Sections, Span};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 

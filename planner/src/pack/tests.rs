@@ -1,4 +1,7 @@
+use super::portfolio::METHODS;
+use super::sections::Sections;
 use super::*;
+use crate::liveness::Lifetime;
 use arbtest::arbitrary::{Result, Unstructured};
 use arbtest::arbtest;
 
