@@ -387,6 +387,10 @@ impl Builder<'_> {
         for id in self.graph.ids() {
             let Op::Pool2d(PoolKind::ArgMax, window) = self.graph.node(id).op else { continue };
             let Some(place) = self.places[id.at()].clone() else { continue };
+            // Positions are written by the pooling itself, into a buffer.
+            if self.users[id.at()].iter().any(|(user, _)| matches!(self.graph.node(*user).op, Op::Assign(_))) {
+                continue;
+            }
             let twin = self.graph.ids().find(|&t| {
                 let node = self.graph.node(t);
                 matches!(node.op, Op::Pool2d(PoolKind::Max, w) if w == window)

@@ -100,6 +100,26 @@ fn copy_to_variable(graph: &Graph, id: NodeId, variable: u32, after: Vec<usize>)
     Some(Task { name: format!("{}.update", graph.variables[variable as usize].name), spec, args, after, in_place: vec![], node: id })
 }
 
+/// A value that does not vary along the reduced axes is stored once per point of the kept ones. Where it is to be stored at
+/// every point all the same, it is chosen there between itself and itself.
+fn spread(spec: &mut Spec) {
+    let (folded, kept) = (spec.folded(), spec.dims.len() - spec.reduced);
+    for at in 0..spec.stores.len() {
+        let Store { value, operand } = spec.stores[at];
+        if !folded[usize::from(value)] || spec.operands[usize::from(operand)].strides[kept..].iter().all(|s| s.is(0)) {
+            continue;
+        }
+        let mut along: Dims = SmallVec::from_elem(Size::ZERO, spec.dims.len());
+        along[kept..].fill(Size::ONE);
+        spec.indices.push(along);
+        let first = spec.code.len() as ValueId;
+        let index = Inst::Index(spec.indices.len() as u16 - 1);
+        let everywhere = Inst::Op(ScalarOp::Eq, [first, first, 0]);
+        spec.code.extend([index, everywhere, Inst::Op(ScalarOp::Select, [first + 1, value, value])]);
+        spec.stores[at].value = first + 2;
+    }
+}
+
 /// The lowering of one kernel.
 struct Lowering<'a> {
     clusters: &'a Clusters,
@@ -162,7 +182,7 @@ impl<'a> Lowering<'a> {
         }
         let (body, mut args) = self.body()?;
         args.append(&mut self.args);
-        let spec = Spec {
+        let mut spec = Spec {
             body,
             dims: self.dims.clone(),
             reduced: c.reduced.iter().filter(|r| **r).count(),
@@ -171,6 +191,7 @@ impl<'a> Lowering<'a> {
             code: std::mem::take(&mut self.code),
             stores,
         };
+        spread(&mut spec);
         let in_place = in_place_pairs(&spec, &args);
         let node = *c.members.last().expect("kernels have members");
         Some(Task { name: self.clusters.name(self.cluster), spec, args, after: vec![], in_place, node })
