@@ -58,6 +58,16 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
         self
     }
 
+    /// The weight, `[channels]`.
+    pub fn weight(&self) -> &Param {
+        &self.weight
+    }
+
+    /// The bias, `[channels]`.
+    pub fn bias(&self) -> &Param {
+        &self.bias
+    }
+
     /// The input, if it has the rank and the channels of this layer.
     fn check<'t>(&self, x: Tensor<'t>, at: &'static Location<'static>) -> Tensor<'t> {
         let x = x.trace().on_behalf(at, || x.require_len("batch norm", 1, self.channels));
