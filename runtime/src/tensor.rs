@@ -4,11 +4,13 @@
 //! [`trace`](crate::trace).
 
 mod attention;
+mod einsum;
 mod elementwise;
 mod index;
 mod join;
 mod loss;
 mod norm;
+mod order;
 mod product;
 mod reduce;
 #[cfg(test)]

@@ -80,3 +80,51 @@ fn adaptive_pooling() {
         check("adaptive pooling", rng, vec![x.clone()], |_, x| x[0].apply(&AdaptiveAvgPool2d(size)).square());
     }
 }
+
+#[test]
+fn running_sums_and_largest_elements() {
+    let rng = &mut Rng(14);
+    let x = floats(rng, &[3, 5, 2]);
+    for axis in 0..3 {
+        check("cumsum", rng, vec![x.clone()], |_, x| x[0].cumsum(axis).square());
+        check("topk", rng, vec![x.clone()], |_, x| x[0].topk(2, axis).0.square());
+    }
+}
+
+#[test]
+fn einsum() {
+    let rng = &mut Rng(15);
+    for (equation, lengths) in [
+        ("ij,jk->ik", vec![&[2, 3][..], &[3, 4]]),
+        ("bij,bkj->bik", vec![&[2, 2, 3], &[2, 2, 3]]),
+        ("ij->ji", vec![&[2, 3]]),
+        ("ijk->j", vec![&[2, 3, 2]]),
+        ("i,j->ij", vec![&[2], &[3]]),
+        ("ij,ij->", vec![&[2, 3], &[2, 3]]),
+        ("bhid,bhjd", vec![&[1, 2, 2, 3], &[1, 2, 2, 3]]),
+        ("ab,bcd,dea->ce", vec![&[2, 3], &[3, 2, 2], &[2, 2, 2]]),
+    ] {
+        let arguments = lengths.iter().map(|l| floats(rng, l)).collect();
+        check(equation, rng, arguments, |_, x| x[0].trace().einsum(equation, x));
+    }
+}
+
+#[test]
+fn losses() {
+    let rng = &mut Rng(16);
+    let (x, target) = (floats(rng, &[3, 4]), array(rng, F32, &[3, 4], (0.0, 1.0), 0));
+    check("logits", rng, vec![x.clone(), target.clone()], |_, x| x[0].binary_cross_entropy_with_logits(x[1]));
+    let probabilities = array(rng, F32, &[3, 4], (0.1, 0.9), 0);
+    check("probabilities", rng, vec![probabilities, target.clone()], |_, x| x[0].binary_cross_entropy(x[1]));
+    for delta in [0.3, 1.0, 9.0] {
+        check("huber", rng, vec![x.clone(), target.clone()], |_, x| x[0].huber(x[1], delta));
+    }
+    let labels = array(rng, I32, &[3], (0.0, 0.0), 4);
+    for smoothing in [0.0, 0.1, 1.0] {
+        check("cross entropy", rng, vec![x.clone(), labels.clone()], |_, x| x[0].cross_entropy_smoothed(x[1], smoothing));
+    }
+    check("mse", rng, vec![x.clone(), target], |_, x| x[0].mse(x[1]));
+    check("softmax", rng, vec![x.clone()], |_, x| x[0].softmax(0));
+    check("log softmax", rng, vec![x.clone()], |_, x| x[0].log_softmax(1));
+    check("logsumexp", rng, vec![x], |_, x| x[0].logsumexp(1));
+}

@@ -92,7 +92,7 @@ impl Clusters {
         let count = self.list.len();
         let mut users: Vec<Vec<usize>> = vec![Vec::new(); count];
         let mut waits = vec![0usize; count];
-        for at in 0..count {
+        for (at, wait) in waits.iter_mut().enumerate() {
             let mut before: Vec<usize> = Vec::new();
             for &m in &self.list[at].members {
                 let sources = self.sources(m).into_iter().filter_map(|s| self.places[s.at()].as_ref());
@@ -100,7 +100,7 @@ impl Clusters {
             }
             before.sort_unstable();
             before.dedup();
-            waits[at] = before.len();
+            *wait = before.len();
             before.into_iter().for_each(|b| users[b].push(at));
         }
         let mut ready: BinaryHeap<usize> = (0..count).filter(|&at| waits[at] == 0).collect();
