@@ -13,13 +13,14 @@ use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Output};
-use crate::compile::{CompileOptions, compile};
+use crate::compile::{CompileOptions, compile, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, VariableInfo};
 use crate::memory::pool::Pool;
 use crate::params::Params;
+use crate::plan::Plan;
 use crate::program::{Compiled, Place, Planned, Program, lengths};
 use crate::tensor::Tensor;
 use crate::trace::Trace;
@@ -158,8 +159,32 @@ impl Session {
     /// All mistakes of the model together, or what of it cannot be planned.
     #[track_caller]
     pub fn compile<const N: usize>(&mut self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Program<N>> {
+        let graph = self.finished(trace, &outputs)?;
+        self.compile_graph(trace.name(), &graph)
+    }
+
+    /// Plans what a trace says for these outputs, as [`Session::compile`] would, but allocates neither weights nor slab: so a
+    /// program can be planned that is larger than this machine.
+    ///
+    /// # Errors
+    /// As [`Session::compile`].
+    #[track_caller]
+    pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
+        let started = Instant::now();
+        let graph = self.finished(trace, &outputs)?;
+        let plan = lay_out(self, trace.name(), &graph, started)?.plan;
+        let persistent = self.persistent_bytes().saturating_add(self.room_for(&self.fresh(&graph)?)?);
+        match self.budget {
+            Some(budget) if persistent.saturating_add(plan.slab_bytes()) > budget.0 => Err(plan.over_budget(budget, persistent)),
+            _ => Ok(plan),
+        }
+    }
+
+    /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.
+    #[track_caller]
+    fn finished(&self, trace: &Trace, outputs: &[Tensor<'_>]) -> Result<Graph> {
         let mut mistakes = self.params.mistakes();
-        let finished = trace.finish(&outputs);
+        let finished = trace.finish(outputs);
         if trace.params().is_some_and(|p| !p.same(&self.params)) {
             return Err(Error::Foreign(format!(
                 "\"{}\" uses parameters that were declared in other Params than this session's",
@@ -167,7 +192,7 @@ impl Session {
             )));
         }
         match finished {
-            Ok(graph) if mistakes.is_empty() => self.compile_graph(trace.name(), &graph),
+            Ok(graph) if mistakes.is_empty() => Ok(graph),
             Ok(_) => Err(Error::Trace(mistakes)),
             Err(more) => {
                 mistakes.extend(more);
@@ -188,7 +213,7 @@ impl Session {
         if let Some(budget) = self.budget {
             let persistent = self.persistent_bytes();
             if persistent.saturating_add(inner.slab_bytes) > budget.0 {
-                return Err(inner.over_budget(budget, persistent));
+                return Err(inner.plan.over_budget(budget, persistent));
             }
         }
         self.grow_slab(inner.slab_bytes, name)?;
@@ -206,8 +231,8 @@ impl Session {
         Ok(())
     }
 
-    /// The indices of a graph's variables in this session; new ones are allocated and initialised.
-    pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
+    /// The variables of a graph that this session does not have yet, and the bytes of each.
+    fn fresh(&self, graph: &Graph) -> Result<Vec<(VariableInfo, u64)>> {
         let declared = self.params.declared().into_iter().map(|p| VariableInfo::of(&p));
         let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
         let mut fresh: Vec<VariableInfo> = Vec::new();
@@ -226,16 +251,31 @@ impl Session {
                 None => fresh.push(info),
             }
         }
-        let sized: Vec<(VariableInfo, u64)> = fresh
-            .into_iter()
-            .map(|info| {
-                let elements = info.dims.iter().try_fold(1u64, |n, d| n.checked_mul(u64::try_from(d.as_fixed()?).ok()?));
-                let bytes = elements.and_then(|n| n.checked_mul(info.dtype.bytes() as u64)).filter(|b| *b <= 1 << 60);
-                let shape = graph.symbols.show(&info.dims).to_string();
-                bytes.map(|b| (info.clone(), b)).ok_or_else(|| Error::Value(format!("\"{}\" {shape}: its byte count overflows", info.name)))
-            })
-            .collect::<Result<_>>()?;
-        let total = sized.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
+        let sized = fresh.into_iter().map(|info| variable_bytes(graph, &info).map(|bytes| (info, bytes)));
+        sized.collect()
+    }
+
+    /// The indices of a graph's variables in this session; new ones are allocated and initialised.
+    pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
+        let sized = self.fresh(graph)?;
+        let total = self.room_for(&sized)?;
+        if total > 0 {
+            let arena = self.memory.reserve(total).map_err(|e| out_of_memory("weights and state", e))?;
+            let mut at = 0;
+            for (info, bytes) in sized {
+                let region = arena.part(at, bytes);
+                at += bytes.next_multiple_of(ALIGN);
+                crate::init::fill(&info, self.params.seed(), &mut self.memory, &region);
+                self.by_name.insert(info.name.clone(), self.variables.len());
+                self.variables.push(Variable { info, region });
+            }
+        }
+        Ok(graph.variables.iter().map(|v| self.by_name[&v.name]).collect())
+    }
+
+    /// The bytes of new variables, each rounded up to its alignment, if the budget has room for them.
+    fn room_for(&self, fresh: &[(VariableInfo, u64)]) -> Result<u64> {
+        let total = fresh.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
         let total = total.ok_or_else(|| Error::Value("the byte count of all weights and state overflows".into()))?;
         if let Some(budget) = self.budget.filter(|b| self.persistent_bytes().saturating_add(total) > b.0) {
             let needed = Bytes(self.persistent_bytes().saturating_add(total));
@@ -249,18 +289,7 @@ impl Session {
                 holders: "weights and state alone".into(),
             });
         }
-        if total > 0 {
-            let arena = self.memory.reserve(total).map_err(|e| out_of_memory("weights and state", e))?;
-            let mut at = 0;
-            for (info, bytes) in sized {
-                let region = arena.part(at, bytes);
-                at += bytes.next_multiple_of(ALIGN);
-                crate::init::fill(&info, self.params.seed(), &mut self.memory, &region);
-                self.by_name.insert(info.name.clone(), self.variables.len());
-                self.variables.push(Variable { info, region });
-            }
-        }
-        Ok(graph.variables.iter().map(|v| self.by_name[&v.name]).collect())
+        Ok(total)
     }
 
     /// Runs a program on these inputs, inside the slab. The outputs can be looked at until the next run.

@@ -22,6 +22,8 @@ macro_rules! plain {
 plain! {
     /// See [`Tensor::relu`].
     Relu |x| x.relu();
+    /// Between 0 and 6; see [`Tensor::clamp`].
+    Relu6 |x| x.clamp(0.0, 6.0);
     /// See [`Tensor::gelu`].
     Gelu |x| x.gelu();
     /// See [`Tensor::silu`].

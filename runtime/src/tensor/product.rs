@@ -9,7 +9,7 @@ use slabwise_kernels::spec::{Dims, PoolKind, Window};
 use super::elementwise::broadcast_shape;
 use super::{Operand, Tensor, checked};
 use crate::graph::Graph;
-use crate::ops::{ConvGeometry, Emit, NodeId, Op};
+use crate::ops::{ConvGeometry, Emit, Given, NodeId, Op, infer, transposed_conv};
 use crate::shape::elements;
 
 impl<'t> Tensor<'t> {
@@ -35,6 +35,22 @@ impl<'t> Tensor<'t> {
         let at = Location::caller();
         let weight = weight.lift(self.trace, DType::F32, at);
         self.trace.record(at, &[self, weight], |g, ids| checked(g, Op::Conv2d(geometry), ids))
+    }
+
+    /// The transpose of [`Tensor::conv2d_with`], which is its gradient: an image `[n, in, h, w]` with a weight
+    /// `[in, out/groups, kh, kw]` gives `[n, out, (h − 1)·stride − 2·pad + dilation·(kh − 1) + 1, …]`.
+    #[track_caller]
+    pub fn conv_transpose2d(self, weight: impl Operand<'t>, geometry: ConvGeometry) -> Tensor<'t> {
+        let at = Location::caller();
+        let weight = weight.lift(self.trace, DType::F32, at);
+        self.trace.record(at, &[self, weight], |g, ids| {
+            let dims = transposed_conv(&geometry, [g.dims(ids[0]), g.dims(ids[1])], &g.symbols)?;
+            // It is one only if the convolution of the result has this image's shape.
+            let result = [Given { dtype: g.dtype(ids[0]), dims: &dims }, Given { dtype: g.dtype(ids[1]), dims: g.dims(ids[1]) }];
+            let (dtype, back) = infer(&Op::Conv2d(geometry), &result, (DType::F32, &dims), &g.symbols)?;
+            debug_assert_eq!(&back, g.dims(ids[0]));
+            Ok(g.emit(Op::Conv2dInputGrad(geometry), ids, dtype, dims))
+        })
     }
 
     /// The largest element of each `k × k` window of an image `[n, channels, h, w]`; windows do not overlap.
