@@ -70,6 +70,8 @@ impl Gpt {
             let at = &root / "h" / &i.to_string();
             Block {
                 heads: self.heads,
+                width: d,
+                length: self.length,
                 norm1: LayerNorm::new(&at / "ln_1", d),
                 qkv: Linear::new(&at / "attn" / "c_attn", d, 3 * d),
                 joined: Linear::new(&at / "attn" / "c_proj", d, d),
@@ -79,6 +81,8 @@ impl Gpt {
             }
         };
         Layers {
+            width: d,
+            length: self.length,
             tokens: Embedding::with_std(&root / "wte", self.vocabulary, d, 0.02),
             places: LearnedPositions::with_std(&root / "wpe", self.length, d, 0.02),
             blocks: (0..self.layers).map(block).collect(),
@@ -89,6 +93,8 @@ impl Gpt {
 }
 
 struct Layers {
+    width: usize,
+    length: usize,
     tokens: Embedding,
     places: LearnedPositions,
     blocks: Vec<Block>,
@@ -100,16 +106,21 @@ impl Module for Layers {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let x = x.apply(&self.tokens).apply(&self.places);
+        // Tokens of all sequences in one row, as products have them, so that what follows a product is fused with it.
+        let x = x.reshape([-1, self.width as i64]);
         let x = self.blocks.iter().fold(x, |x, block| x.apply(block)).apply(&self.norm);
-        match &self.head {
+        let logits = match &self.head {
             Some(head) => x.apply(head),
             None => x.matmul(x.trace().param(self.tokens.weight()).t()),
-        }
+        };
+        logits.unflatten(0, [-1, self.length as i64])
     }
 }
 
 struct Block {
     heads: usize,
+    width: usize,
+    length: usize,
     norm1: LayerNorm,
     qkv: Linear,
     joined: Linear,
@@ -121,7 +132,8 @@ struct Block {
 impl Module for Block {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        let attended = x.apply(&self.norm1).apply(&self.qkv).self_attention(self.heads, true, Mask::None);
+        let qkv = x.apply(&self.norm1).apply(&self.qkv).unflatten(0, [-1, self.length as i64]);
+        let attended = qkv.self_attention(self.heads, true, Mask::None).reshape([-1, self.width as i64]);
         let x = x + attended.apply(&self.joined);
         x + x.apply(&self.norm2).apply(&self.wide).gelu_tanh().apply(&self.narrow)
     }

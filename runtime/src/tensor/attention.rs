@@ -56,7 +56,11 @@ impl<'t> Tensor<'t> {
         if causal {
             scores = scores.until_diagonal().select(scores, f32::NEG_INFINITY);
         }
-        scores.softmax(scores.rank().saturating_sub(1)).matmul(values)
+        // The weights are divided by their sum behind the product, where there are fewer numbers: so they are in memory once, as
+        // exponentials, which are their own derivative.
+        let last = scores.rank().saturating_sub(1);
+        let weights = scores.exponentials(last);
+        weights.matmul(values) / weights.sum_keep(last)
     }
 
     /// Attention of a sequence to itself, by several heads: queries, keys and values side by side `[batch…, length, 3·width]`,

@@ -19,11 +19,17 @@ impl<'t> Tensor<'t> {
         self.max_keep(axis).ceil()
     }
 
+    /// eˣ along an axis, scaled so that the largest lies in 1/e..=1.
+    #[track_caller]
+    pub(super) fn exponentials(self, axis: usize) -> Tensor<'t> {
+        let x = self.require_float_axis(Location::caller(), "softmax", axis);
+        (x - x.level(axis)).exp()
+    }
+
     /// eˣ/Σeˣ along an axis.
     #[track_caller]
     pub fn softmax(self, axis: usize) -> Tensor<'t> {
-        let x = self.require_float_axis(Location::caller(), "softmax", axis);
-        let e = (x - x.level(axis)).exp();
+        let e = self.exponentials(axis);
         e / e.sum_keep(axis)
     }
 

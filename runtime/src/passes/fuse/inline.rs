@@ -4,7 +4,7 @@ use slabwise_kernels::scalar::ScalarOp;
 use smallvec::SmallVec;
 
 use super::clusters::Edge;
-use crate::graph::Graph;
+use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::passes::layout::is_computed;
 
@@ -38,9 +38,18 @@ pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<
     inline
 }
 
-/// Sums, differences and products of what is in memory anyway and of values that are flat along axes, and that several loops
-/// use: to make them anew in each takes less than to write and read them. `x − mean` beside x is one.
+/// Most operations of a value that is made anew.
+const RECOMPUTED_MAX: u32 = 24;
+
+/// Values to make anew where they are used, rather than to write and read them:
+///
+/// - sums, differences and products of one tensor that is in memory anyway and of values flat along axes, if several loops use
+///   them: `x − mean` beside x;
+/// - what the way back needs of pointwise work on the way forward, if the tensors that it is made of are in memory then anyway:
+///   all the steps of gelu, of its argument. So a chain of operations keeps one tensor for its gradient, not one for each.
 pub(super) fn recomputed(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[SmallVec<[(NodeId, usize); 4]>], inline: &mut [bool]) {
+    let phase = |id: NodeId| graph.origin(id).phase;
+    let returns = |id: NodeId| phase(id) == Phase::Forward && users[id.at()].iter().any(|(user, _)| phase(*user) != Phase::Forward);
     let in_memory = |id: NodeId| {
         let needed = |&(user, k): &(NodeId, usize)| {
             let op = &graph.node(user).op;
@@ -48,24 +57,43 @@ pub(super) fn recomputed(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[
         };
         !is_computed(&graph.node(id).op) || graph.outputs.contains(&id) || users[id.at()].iter().any(needed)
     };
+    // Of what can be made of tensors in memory: how many operations that takes.
+    let mut work: Vec<Option<u32>> = vec![None; graph.nodes.len()];
     for id in graph.ids() {
         let node = graph.node(id);
-        if !matches!(node.op, Op::Scalar(ScalarOp::Add | ScalarOp::Sub | ScalarOp::Mul)) || graph.outputs.contains(&id) {
-            continue;
-        }
-        // All axes of the node that are longer than 1 are axes of the operand.
-        let whole = |e: &&Edge| {
-            e.axes.as_ref().is_some_and(|axes| (0..node.dims.len()).filter(|&i| !node.dims[i].is(1)).all(|i| axes.contains(&Some(i as u8))))
-        };
-        let apart = |e: &Edge| !inline[e.source.at()];
-        let (wide, flat): (Vec<&Edge>, Vec<&Edge>) = edges[id.at()].iter().filter(|e| apart(e)).partition(whole);
+        let pointwise = matches!(node.op, Op::Scalar(_) | Op::Cast(_)) && !inline[id.at()] && !graph.outputs.contains(&id);
         let looped = |&(user, k): &(NodeId, usize)| {
             let op = &graph.node(user).op;
             (op.is_pointwise() || matches!(op, Op::Reduce(..))) && edges[user.at()][k].axes.is_some()
         };
-        let shared = users[id.at()].len() > 1 && users[id.at()].iter().all(looped);
-        if shared && wide.len() == 1 && flat.iter().all(|e| e.axes.is_some()) && in_memory(wide[0].source) {
-            inline[id.at()] = true;
+        if !pointwise || !users[id.at()].iter().all(looped) || edges[id.at()].iter().any(|e| e.axes.is_none()) {
+            continue;
+        }
+        // All axes of the node that are longer than 1 are axes of the operand.
+        let whole = |e: &&Edge| {
+            let axes =
+                e.axes.as_ref().map(|axes| (0..node.dims.len()).filter(|&i| !node.dims[i].is(1)).all(|i| axes.contains(&Some(i as u8))));
+            axes == Some(true)
+        };
+        let wide: SmallVec<[NodeId; 3]> = edges[id.at()].iter().filter(whole).map(|e| e.source).filter(|s| !is_leaf(graph, *s)).collect();
+        let kept = |s: &NodeId| in_memory(*s) || returns(*s);
+        let steps = wide.iter().map(|s| if inline[s.at()] || !kept(s) { work[s.at()] } else { Some(0) });
+        let Some(steps) = steps.sum::<Option<u32>>().map(|n| n + 1).filter(|&n| n <= RECOMPUTED_MAX) else { continue };
+        work[id.at()] = Some(steps);
+        let cheap = matches!(node.op, Op::Scalar(ScalarOp::Add | ScalarOp::Sub | ScalarOp::Mul));
+        let beside = cheap && wide.len() == 1 && users[id.at()].len() > 1 && (inline[wide[0].at()] || in_memory(wide[0]));
+        if beside || (returns(id) && !wide.is_empty()) {
+            let mut made = vec![id];
+            while let Some(at) = made.pop() {
+                inline[at.at()] = true;
+                let sources = edges[at.at()].iter().map(|e| e.source);
+                made.extend(sources.filter(|s| work[s.at()].is_some() && !inline[s.at()] && !kept(s)));
+            }
         }
     }
+}
+
+/// A number, an index or the like, which is no tensor.
+fn is_leaf(graph: &Graph, id: NodeId) -> bool {
+    matches!(graph.node(id).op, Op::Const(_) | Op::Size(_) | Op::Index(_))
 }
