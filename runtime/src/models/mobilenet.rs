@@ -5,7 +5,7 @@ use crate::params::Scope;
 use crate::tensor::Tensor;
 
 /// What a MobileNetV2 is made of. Its parameters are named as torchvision names them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MobileNetV2 {
     /// Channels of the first convolution, which has stride 2.
     pub stem: usize,
@@ -15,13 +15,15 @@ pub struct MobileNetV2 {
     pub last: usize,
     /// Classes to tell apart.
     pub classes: usize,
+    /// The probability with which an input of the head is dropped.
+    pub dropout: f32,
 }
 
 impl MobileNetV2 {
     /// The network of the paper with width 1 and 1000 classes.
     pub fn standard() -> Self {
         let stages = [[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 3, 2], [6, 64, 4, 2], [6, 96, 3, 1], [6, 160, 3, 2], [6, 320, 1, 1]];
-        MobileNetV2 { stem: 32, stages: stages.to_vec(), last: 1280, classes: 1000 }
+        MobileNetV2 { stem: 32, stages: stages.to_vec(), last: 1280, classes: 1000, dropout: 0.2 }
     }
 
     /// Declares the weights: `[n, 3, h, w] → [n, classes]`.
@@ -39,7 +41,7 @@ impl MobileNetV2 {
         }
         let layers = layers.then(unit(&features / &count.to_string(), channels, self.last, 1, 1, 1));
         let head = Linear::new(at / "classifier" / "1", self.last, self.classes);
-        layers.then(crate::nn::GlobalAvgPool).then(Dropout(0.2)).then(head)
+        layers.then(crate::nn::GlobalAvgPool).then(Dropout(self.dropout)).then(head)
     }
 }
 

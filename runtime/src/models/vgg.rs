@@ -4,7 +4,7 @@ use crate::nn::{AdaptiveAvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, 
 use crate::params::Scope;
 
 /// What a VGG network is made of. Its parameters are named as torchvision names them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Vgg {
     /// Stages: channels, and 3×3 convolutions before the 2×2 max pooling.
     pub stages: Vec<[usize; 2]>,
@@ -14,12 +14,14 @@ pub struct Vgg {
     pub hidden: usize,
     /// Classes to tell apart.
     pub classes: usize,
+    /// The probability with which a value of the hidden layers is dropped.
+    pub dropout: f32,
 }
 
 impl Vgg {
     /// 16 layers, 1000 classes.
     pub fn vgg16() -> Self {
-        Vgg { stages: vec![[64, 2], [128, 2], [256, 3], [512, 3], [512, 3]], places: 7, hidden: 4096, classes: 1000 }
+        Vgg { stages: vec![[64, 2], [128, 2], [256, 3], [512, 3], [512, 3]], places: 7, hidden: 4096, classes: 1000, dropout: 0.5 }
     }
 
     /// Declares the weights: `[n, 3, h, w] → [n, classes]`.
@@ -44,10 +46,10 @@ impl Vgg {
             .then(Flatten(1))
             .then(linear("0", channels * self.places * self.places, self.hidden))
             .then(Relu)
-            .then(Dropout(0.5))
+            .then(Dropout(self.dropout))
             .then(linear("3", self.hidden, self.hidden))
             .then(Relu)
-            .then(Dropout(0.5))
+            .then(Dropout(self.dropout))
             .then(linear("6", self.hidden, self.classes))
     }
 }
