@@ -59,7 +59,7 @@ pub fn tiling(seed: u64, items: usize, time: u64, height: u64, cuts: Cuts) -> Kn
     }
     let item = |p: &Piece| Item { life: Lifetime::new(p.start, p.end), size: p.top - p.bottom, align: 1 };
     let height = pieces.iter().map(|p| p.top).max().unwrap_or(0);
-    Known { problem: Problem { items: pieces.iter().map(item).collect() }, offsets: pieces.iter().map(|p| p.bottom).collect(), height }
+    Known { problem: Problem::new(pieces.iter().map(item).collect()), offsets: pieces.iter().map(|p| p.bottom).collect(), height }
 }
 
 /// A tiling of which only one instant is full: elsewhere about one piece in `one_in` is missing, so there is room to spare,
@@ -79,10 +79,10 @@ pub fn with_holes(seed: u64, known: Known, one_in: u64) -> Known {
 }
 
 /// The public-domain generator SplitMix64 (Steele, Lea and Flood, 2014): small, and the same everywhere.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -91,7 +91,7 @@ impl Random {
     }
 
     /// Less than `n`, which must not be 0.
-    fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
 

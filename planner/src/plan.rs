@@ -164,7 +164,7 @@ impl Layout {
             if chains.head(i) == i && buffer.bytes > 0 && !lives[i].is_empty() {
                 let life = Lifetime::new(lives[i].start, lives[chains.tail(i)].end);
                 item_of_buffer[i] = Some(items.len() as u32);
-                items.push(Item { life, size: buffer.bytes, align: buffer.align });
+                items.push(Item { life, size: buffer.occupied(), align: buffer.align });
             }
         }
         for buffer in 0..dag.buffers.len() {
@@ -172,13 +172,13 @@ impl Layout {
         }
         let mut item_of_workspace = vec![None; dag.tasks.len()];
         for (step, &task) in (0u64..).zip(order) {
-            let size = dag.tasks[task.index()].workspace;
+            let size = dag.tasks[task.index()].workspace_occupied();
             if size > 0 {
                 item_of_workspace[task.index()] = Some(items.len() as u32);
                 items.push(Item { life: Lifetime::new(step, step + 1), size, align: ALIGN });
             }
         }
-        Layout { problem: Problem { items }, item_of_buffer, item_of_workspace }
+        Layout { problem: Problem::new(items), item_of_buffer, item_of_workspace }
     }
 }
 
