@@ -131,15 +131,9 @@ impl Sizes {
         let (ci, co) = (body.ci.usize_at(env) / body.groups, body.co.usize_at(env) / body.groups);
         let axis = |i: usize| {
             let (image, result) = (body.hw[i].usize_at(env), body.ohw[i].usize_at(env));
-            let (taps, stride, dilation, pad) = (body.k[i], body.stride[i], body.dilation[i], body.pad[i] as isize);
-            match body.kind {
-                // The gradient is spread over the positions that the forward step kept, and the kernel is turned around.
-                ConvKind::InputGrad => {
-                    let pad = ((taps - 1) * dilation) as isize - pad;
-                    Axis { out: image, source: result, taps, dilation, step: 1, spread: stride, pad, turned: true }
-                }
-                _ => Axis { out: result, source: image, taps, dilation, step: stride, spread: 1, pad, turned: false },
-            }
+            let geometry = [body.k[i], body.stride[i], body.dilation[i], body.pad[i]];
+            let make = if body.kind == ConvKind::InputGrad { Axis::backward } else { Axis::forward };
+            make(image, result, geometry)
         };
         let (source, other) = if body.kind == ConvKind::InputGrad { (co, ci) } else { (ci, co) };
         let fixed = [body.ci, body.co].iter().chain(&body.hw).chain(&body.ohw).all(|s| s.as_fixed().is_some());

@@ -231,7 +231,9 @@ impl Strided<'_> {
 }
 
 impl Product for Strided<'_> {
-    const INDIRECT: bool = false;
+    fn indirect(&self) -> bool {
+        false
+    }
 
     fn groups(&self) -> usize {
         self.sizes[0]
@@ -274,7 +276,7 @@ impl Product for Strided<'_> {
         }
     }
 
-    unsafe fn panel(&self, row: usize, block: usize, left: *const f32) -> Left {
+    unsafe fn panel(&self, _group: usize, _rows: &Range<usize>, row: usize, block: usize, left: *const f32) -> Left {
         // SAFETY: `row` rows are packed before it.
         Left { base: unsafe { left.add(row * self.depth(block).len()) }, rows: std::ptr::null(), steps: std::ptr::null() }
     }

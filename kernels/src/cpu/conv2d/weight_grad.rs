@@ -93,7 +93,9 @@ struct WeightGrad<'a> {
 unsafe impl Sync for WeightGrad<'_> {}
 
 impl Product for WeightGrad<'_> {
-    const INDIRECT: bool = true;
+    fn indirect(&self) -> bool {
+        true
+    }
 
     fn groups(&self) -> usize {
         self.call.sizes.groups
@@ -148,11 +150,11 @@ impl Product for WeightGrad<'_> {
             }
             let first = group * sizes.source;
             let tile = to.add(self.tables());
-            fill(&self.image, &sizes.axes, first + channels.start..first + channels.end, &part, &shape, tile);
+            fill(&self.image, &sizes.axes, first + channels.start..first + channels.end, &part, &shape, tile, self.call.kernel.micro.fill);
         }
     }
 
-    unsafe fn panel(&self, row: usize, _block: usize, left: *const f32) -> Left {
+    unsafe fn panel(&self, _group: usize, _rows: &Range<usize>, row: usize, _block: usize, left: *const f32) -> Left {
         // SAFETY: as laid out by `left`.
         unsafe {
             let table = left.cast::<i32>();

@@ -20,6 +20,14 @@ pub(in super::super) struct Left {
     pub steps: *const i32,
 }
 
+impl Left {
+    /// The same panel of `rows` rows from a later step on.
+    pub unsafe fn from(self, step: usize, rows: usize, indirect: bool) -> Left {
+        // SAFETY: the caller's panel has this step.
+        unsafe { if indirect { Left { steps: self.steps.add(step), ..self } } else { Left { base: self.base.add(step * rows), ..self } } }
+    }
+}
+
 /// `acc[i·acc_stride + j] (+)= Σₖ left(i, k) · right[k·right_stride + j]`, for k below `depth`; the sum starts from 0 or,
 /// with `add`, is added to what `acc` holds.
 type Kernel = unsafe fn(depth: usize, left: Left, right: *const f32, right_stride: usize, acc: *mut f32, acc_stride: usize, add: bool);
@@ -34,6 +42,7 @@ pub(in super::super) struct Micro {
     indirect: &'static [[Kernel; 2]],
     pub pack: pack::Pack,
     pub gather: pack::Gather,
+    pub fill: pack::Fill,
 }
 
 /// How a kernel finds the elements of its left panel.
@@ -147,6 +156,11 @@ macro_rules! micro {
                 // SAFETY: as above.
                 unsafe { pack::gather::<$simd>(base, steps, pieces, vectors, to) }
             }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn fill(lines: &pack::Lines) {
+                // SAFETY: as above.
+                unsafe { pack::fill::<$simd>(lines) }
+            }
             Micro {
                 rows: [$($rows),+].len(),
                 lanes: <$simd>::LANES,
@@ -154,6 +168,7 @@ macro_rules! micro {
                 indirect: table!(run, Indirect, $($rows)+),
                 pack,
                 gather,
+                fill,
             }
         };
     };
