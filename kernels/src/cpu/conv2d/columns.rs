@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::tile::{Axis, Parts, Shape, Source, TILE, fill};
 use super::{Call, Sizes, source};
 use crate::cpu::gemm::drive::{Blocking, MicroPanel, Product, Room, Space, Stretch, drive};
-use crate::cpu::gemm::micro::{Left, Micro};
+use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::pack::{self, Piece};
 use crate::cpu::gemm::{ACC, ACC_WIDE, DEPTH, LEFT, ROWS, even, share_rows, wanted};
 use crate::cpu::tile::Bound;
@@ -21,6 +21,8 @@ const VECTORS: usize = 2;
 const LANES: usize = 16;
 /// Columns that have to meet the weights before packing them pays.
 const PACKED_COLUMNS: usize = 512;
+/// Most left panels that read vectors from the tile rather than have them packed: vectors across two cache lines cost little then.
+const TILED_PANELS: usize = 3;
 
 /// Channels of the source in a block of the contracted axis but the last.
 fn channels(sizes: &Sizes) -> usize {
@@ -28,17 +30,17 @@ fn channels(sizes: &Sizes) -> usize {
 }
 
 /// Phases of output positions.
-fn phases(axes: &[Axis; 2]) -> usize {
+pub(super) fn phases(axes: &[Axis; 2]) -> usize {
     axes[0].phases * axes[1].phases
 }
 
 /// Whether each phase has steps of its own. (There may be a single phase that does: that of a single position.)
-fn is_phased(axes: &[Axis; 2]) -> bool {
+pub(super) fn is_phased(axes: &[Axis; 2]) -> bool {
     axes.iter().any(Axis::is_phased)
 }
 
 /// Columns that a phase of so many positions takes in a block: whole vectors, if there may be others.
-fn columns(positions: usize, axes: &[Axis; 2], micro: &Micro) -> usize {
+pub(super) fn columns(positions: usize, axes: &[Axis; 2], micro: &Micro) -> usize {
     if !is_phased(axes) { positions } else { positions.next_multiple_of(micro.lanes) }
 }
 
@@ -71,7 +73,7 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro) -> Space {
 /// # Safety
 /// By the contract of the kernel's `run`.
 pub(super) unsafe fn run(call: &Call) {
-    let Call { spec, body, launch, sizes, kernel } = *call;
+    let Call { launch, sizes, kernel, .. } = *call;
     let micro = kernel.micro;
     let (rows, depth) = (sizes.other, sizes.source * sizes.taps());
     let threads = kernel.threads.min(launch.team.threads());
@@ -89,16 +91,9 @@ pub(super) unsafe fn run(call: &Call) {
         blocking.rows = share_rows(rows, blocking.rows, sizes.groups * strips.count(), threads);
     }
     blocking.columns = phases * columns(strips.most(), &sizes.axes, micro);
-    let mut product = Columns {
-        call,
-        weight: source(&body.b, launch.args[1], launch.env),
-        image: source(&body.a, launch.args[0], launch.env),
-        strips,
-        indirect: false,
-        code: kernel.code.bind(spec, launch),
-    };
+    let mut product = Columns::new(call, strips);
     let met = if blocking.resident { positions } else { strips.most() };
-    if (is_phased(&sizes.axes) || met < PACKED_COLUMNS) && product.offsets_fit(blocking.rows) {
+    if met < PACKED_COLUMNS && product.offsets_fit(blocking.rows) {
         (product.indirect, blocking.resident) = (true, false);
     }
     let room = Room { workspace: launch.workspace, space: &kernel.space, threads: kernel.threads, team: launch.team };
@@ -106,11 +101,11 @@ pub(super) unsafe fn run(call: &Call) {
     unsafe { drive(&product, micro, &blocking, &room) };
 }
 
-struct Columns<'a> {
-    call: &'a Call<'a>,
+pub(super) struct Columns<'a> {
+    pub(super) call: &'a Call<'a>,
     weight: Source,
-    image: Source,
-    strips: Parts,
+    pub(super) image: Source,
+    pub(super) strips: Parts,
     /// Whether weights are read where they are, which saves packing them.
     indirect: bool,
     code: Bound<'a>,
@@ -119,14 +114,20 @@ struct Columns<'a> {
 // SAFETY: operands are only read, and blocks of the result are written by one worker each.
 unsafe impl Sync for Columns<'_> {}
 
-impl Columns<'_> {
+impl<'a> Columns<'a> {
+    pub fn new(call: &'a Call<'a>, strips: Parts) -> Self {
+        let Call { spec, body, launch, kernel, .. } = *call;
+        let [weight, image] = [(&body.b, 1), (&body.a, 0)].map(|(operand, at)| source(operand, launch.args[at], launch.env));
+        Columns { call, weight, image, strips, indirect: false, code: kernel.code.bind(spec, launch) }
+    }
+
     fn axes(&self) -> &[Axis; 2] {
         &self.call.sizes.axes
     }
 
     /// Strides of the weight along the rows of the product, its source channels, and the kernel's rows and columns, and
     /// the address of a group's first element.
-    fn weight(&self, group: usize) -> (*const f32, [isize; 4]) {
+    pub(super) fn weight(&self, group: usize) -> (*const f32, [isize; 4]) {
         let ([co, ci, row, column], sizes) = (self.weight.strides, self.call.sizes);
         let (first, strides) = match self.call.body.kind {
             ConvKind::InputGrad => (group * sizes.source, [ci, co, row, column]),
@@ -155,7 +156,7 @@ impl Columns<'_> {
     }
 
     /// Columns of a phase in a strip.
-    fn phase_columns(&self, strip: usize) -> usize {
+    pub(super) fn phase_columns(&self, strip: usize) -> usize {
         columns(self.strips.get(strip).len(), self.axes(), self.call.kernel.micro)
     }
 
@@ -171,7 +172,14 @@ impl Columns<'_> {
     ///
     /// # Safety
     /// `to` has an entry for each step, `starts` for each phase and one more.
-    unsafe fn table(&self, channels: usize, stride: isize, offset: impl Fn([usize; 2]) -> isize, to: *mut i32, starts: Option<*mut i32>) {
+    pub(super) unsafe fn table(
+        &self,
+        channels: usize,
+        stride: isize,
+        offset: impl Fn([usize; 2]) -> isize,
+        to: *mut i32,
+        starts: Option<*mut i32>,
+    ) {
         let mut step = 0;
         for phase in 0..phases(self.axes()) {
             // SAFETY: the caller's promise.
@@ -359,7 +367,7 @@ impl Product for Columns<'_> {
         Stretch { end: first + self.strips.get(strip).len(), next: first + size, steps }
     }
 
-    unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> (*const f32, usize) {
+    unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right {
         let (axes, micro) = (self.axes(), self.call.kernel.micro);
         let (shape, part) = (self.shape(at.block, at.strip), self.strips.get(at.strip));
         let first = (at.columns.start - self.strip(at.strip).start) % self.phase_columns(at.strip);
@@ -394,9 +402,15 @@ impl Product for Columns<'_> {
         // SAFETY: `right` made the table and the tile, in which every piece lies at every step.
         unsafe {
             let steps = std::slice::from_raw_parts(self.steps(right).add(at.steps.start), at.steps.len());
-            (micro.gather)(self.tile(right, at.block), steps, &pieces[..count], &vectors[..=used], to);
+            let tile = self.tile(right, at.block);
+            let whole = count == used && pieces[..count].iter().all(|piece| piece.lanes.count_ones() as usize == micro.lanes);
+            if whole && at.panels <= TILED_PANELS && !self.indirect {
+                let stride = (pieces[count - 1].offset - pieces[0].offset) as usize;
+                return Right { at: tile.offset(pieces[0].offset as isize), stride, steps: steps.as_ptr() };
+            }
+            (micro.gather)(tile, steps, &pieces[..count], &vectors[..=used], to);
         }
-        (to, at.width)
+        Right::packed(to, at.width)
     }
 
     unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8) {

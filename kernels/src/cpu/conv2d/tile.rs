@@ -51,6 +51,11 @@ impl Axis {
         Axis { pad: -axis.reaches(taps - 1), ..axis }
     }
 
+    /// The axis of a source that is read as it is.
+    pub fn plain(size: usize) -> Axis {
+        Axis::forward(size, size, [1, 1, 1, 0])
+    }
+
     /// Whether a position may be out of some kernel elements' reach.
     pub fn is_phased(&self) -> bool {
         self.backward.is_some_and(|(_, stride)| stride > 1)

@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::micro::{Left, Micro};
+use super::micro::{Left, Micro, Right};
 use crate::cpu::Team;
 
 /// Alignment of every buffer in a workspace, in bytes.
@@ -51,9 +51,8 @@ pub(in super::super) trait Product: Sync {
         let end = self.strip(strip).end;
         Stretch { end, next: end, steps: 0..self.depth(block).len() }
     }
-    /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or found where it is: its address and the
-    /// elements between two steps.
-    unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> (*const f32, usize);
+    /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or found where it is.
+    unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right;
     /// Takes a finished block.
     unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8);
 }
@@ -149,12 +148,12 @@ pub(in super::super) struct Room<'a> {
 unsafe impl Sync for Room<'_> {}
 
 /// One worker's part of the workspace.
-struct Slot {
-    left: *mut f32,
-    right: *mut f32,
-    micro_panel: *mut f32,
-    acc: *mut f32,
-    scratch: *mut u8,
+pub(in super::super) struct Slot {
+    pub left: *mut f32,
+    pub right: *mut f32,
+    pub micro_panel: *mut f32,
+    pub acc: *mut f32,
+    pub scratch: *mut u8,
 }
 
 impl Room<'_> {
@@ -173,8 +172,11 @@ impl Room<'_> {
         unsafe { self.workspace.add(self.threads * self.space.offsets()[5]).cast() }
     }
 
-    /// Runs `task(number, slot)` for every task, in ascending order on each of several workers.
-    unsafe fn tasks(&self, tasks: usize, serial: bool, task: impl Fn(usize, &Slot, &mut usize) + Sync) {
+    /// Runs `task(number, slot)` for every task, in ascending order on each of several workers. (`serial`: on one.)
+    ///
+    /// # Safety
+    /// The workspace has the bytes of the space, and nobody else uses it.
+    pub unsafe fn tasks(&self, tasks: usize, serial: bool, task: impl Fn(usize, &Slot, &mut usize) + Sync) {
         let workers = if serial { 1 } else { self.threads.min(self.team.threads()).min(tasks) };
         let next = AtomicUsize::new(0);
         self.team.run(workers, &|slot, _| {
@@ -295,13 +297,13 @@ impl<P: Product> Job<'_, P> {
                 let to = (from + width).min(end);
                 let (first, depth) = (steps.start, steps.len());
                 let at = MicroPanel { group: cut.group, block, columns: from..to, steps, strip: cut.strip, width, panels };
-                let (right, right_stride) = product.micro_panel(at, slot.right, slot.micro_panel);
+                let right = product.micro_panel(at, slot.right, slot.micro_panel);
                 for row in (0..cut.rows.len()).step_by(panel) {
                     let height = panel.min(cut.rows.len() - row);
                     let left = product.panel(cut.group, &cut.rows, row, block, left);
                     let acc = acc.add(row * self.stride() + from - cut.columns.start);
                     let left = left.from(first, height, product.indirect());
-                    micro.kernel(product.indirect(), height, width)(depth, left, right, right_stride, acc, self.stride(), add);
+                    micro.kernel(product.indirect(), height, &right, width)(depth, left, right, acc, self.stride(), add);
                 }
                 from = if to == end { next } else { to };
             }
