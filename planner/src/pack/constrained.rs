@@ -168,7 +168,7 @@ impl Choice {
 
     /// Packs the blocks as simple items.
     fn plain(&self, simple: &Problem, budget: &Budget) -> Best {
-        let Plain { offsets, height, method, proof } = pack_plain(simple, budget);
+        let Plain { offsets, height, method, proof, .. } = pack_plain(simple, budget);
         Best { offsets: self.offsets(&offsets), height, in_place: self.joined.clone(), method, proof }
     }
 

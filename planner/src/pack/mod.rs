@@ -36,6 +36,7 @@ mod bound;
 mod check;
 mod constrained;
 mod error;
+mod exact;
 mod general;
 mod greedy;
 mod improve;
@@ -44,6 +45,7 @@ mod portfolio;
 mod problem;
 mod rank;
 mod rects;
+mod refine;
 mod sections;
 mod skyline;
 
@@ -68,8 +70,10 @@ pub enum Method {
     Start,
     /// Each rigid block at its lowest free offset, or in the place of another.
     Blocks(Rank),
-    /// The same in an order improved step by step.
+    /// The same or a skyline, in an order improved step by step.
     SqueakyWheel,
+    /// The exact search.
+    Search,
 }
 
 impl fmt::Display for Method {
@@ -82,6 +86,7 @@ impl fmt::Display for Method {
             Method::Start => f.write_str("given start"),
             Method::Blocks(rank) => write!(f, "blocks by {rank}"),
             Method::SqueakyWheel => f.write_str("squeaky wheel"),
+            Method::Search => f.write_str("exact search"),
         }
     }
 }
