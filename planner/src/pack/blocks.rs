@@ -171,7 +171,8 @@ impl Blocks {
 /// Whether neither side of a pair has another partner already, on that side or within the same step.
 pub(super) fn free_to_join(problem: &Problem, gives: &[bool], takes: &[bool], from: usize, to: usize) -> bool {
     let brief = |item: usize| problem.items[item].life.steps() <= 1;
-    !gives[from] && !takes[to] && !(brief(from) && takes[from]) && !(brief(to) && gives[to])
+    let taken = |item: usize, role: &[bool], other: &[bool]| role[item] || brief(item) && other[item];
+    !taken(from, gives, takes) && !taken(to, takes, gives)
 }
 
 /// Rectangles that overlap only where something is wrong: those of aliases joined.

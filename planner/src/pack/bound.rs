@@ -112,7 +112,8 @@ fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> HashM
         let rect = block.rects.get(at).filter(|rect| rect.item == item && rect.start <= step);
         rect.map_or(0, |rect| (rect.high - rect.low).next_multiple_of(unit))
     };
-    let (mut givers, mut takers): (HashMap<(u64, usize), u64>, HashMap<(u64, usize), u64>) = (HashMap::new(), HashMap::new());
+    let mut givers: HashMap<(u64, usize), u64> = HashMap::new();
+    let mut takers = givers.clone();
     for pair in problem.in_place.iter().filter(|pair| blocks.list[blocks.place[pair.from].0 as usize].space == space) {
         let step = problem.items[pair.to].life.start;
         let saved = bytes(pair.from, step).min(bytes(pair.to, step));

@@ -291,7 +291,7 @@ impl State {
                     }
                 }
             }
-            let Some(word) = self.tight.iter().position(|&bits| bits != 0) else { return None };
+            let word = self.tight.iter().position(|&bits| bits != 0)?;
             let s = word * 64 + self.tight[word].trailing_zeros() as usize;
             self.tight[word] &= self.tight[word] - 1;
             let mut sums = std::mem::take(&mut self.sums);

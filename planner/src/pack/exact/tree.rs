@@ -166,10 +166,10 @@ impl Tree {
             Child::Place(i) => rank[*i as usize],
             Child::Raise(_) => u32::MAX,
         });
-        if self.state.limit - self.state.floor[section] > self.state.rest[section] {
-            if let Some(next) = self.state.raised(section) {
-                self.children.push(Child::Raise(next));
-            }
+        if self.state.limit - self.state.floor[section] > self.state.rest[section]
+            && let Some(next) = self.state.raised(section)
+        {
+            self.children.push(Child::Raise(next));
         }
         let mark = self.state.mark();
         self.frames.push(Frame::Choice(Choice {
