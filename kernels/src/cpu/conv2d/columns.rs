@@ -204,15 +204,15 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// The block's sums of one image at `acc` and `stride`, row-major in all output positions of `rows × columns`, from the
+    /// The block's sums of one image at `acc` and `stride`, row-major in all output positions of `channels × rows × columns`, from the
     /// sums of its phases.
     ///
     /// # Safety
     /// `to` has room for the block.
-    unsafe fn join(&self, image: usize, channels: usize, strip: usize, acc: *const f32, stride: usize, size: [usize; 2], to: *mut f32) {
+    unsafe fn join(&self, image: usize, strip: usize, acc: *const f32, stride: usize, size: [usize; 3], to: *mut f32) {
         let (part, step) = (self.strips.get(strip), [self.axes()[0].phases, self.axes()[1].phases]);
         let phase_columns = self.phase_columns(strip);
-        let [rows, columns] = size;
+        let [channels, rows, columns] = size;
         for channel in 0..channels {
             for row in 0..rows {
                 // SAFETY: every position of the block is that of a phase, where `drive` left its sum.
@@ -432,7 +432,7 @@ impl Product for Columns<'_> {
                 }
                 let joined = scratch.cast::<f32>();
                 let scratch = scratch.add(self.call.kernel.space.scratch - self.call.kernel.code.scratch_bytes());
-                self.join(i, rows.len(), strip, acc, stride, [high.len(), wide.len()], joined);
+                self.join(i, strip, acc, stride, [rows.len(), high.len(), wide.len()], joined);
                 let length = high.len() * wide.len();
                 // A stretch of a row of super-positions is a stretch of each of its rows.
                 let whole = wide.len() == size(3);

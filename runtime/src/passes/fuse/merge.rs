@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use smallvec::SmallVec;
 
-use super::{Builder, MEMBERS_MAX, OPERANDS_MAX, ROW_MAX};
+use super::{Builder, Cluster, MEMBERS_MAX, OPERANDS_MAX, ROW_MAX};
+use crate::graph::Phase;
 use crate::ops::{NodeId, Op};
 use crate::passes::layout::AxisMap;
 
@@ -57,11 +58,17 @@ impl Builder<'_> {
         true
     }
 
-    /// Whether two kernels may become one: it is not too large, and neither needs the other's results.
+    /// Whether two kernels may become one: it is not too large, neither needs the other's results, and both belong to one time.
     pub(super) fn may_merge(&self, a: usize, b: usize) -> bool {
         let (x, y) = (&self.list[a], &self.list[b]);
         let small = x.members.len() + y.members.len() <= MEMBERS_MAX && self.operands(a).union(&self.operands(b)).count() <= OPERANDS_MAX;
-        small && !self.shares_container(&x.members, &y.members) && !self.reaches(a, b) && !self.reaches(b, a)
+        // What is made again must not be made early, for then it would be kept.
+        let phase = |m: &NodeId| self.graph.origin(*m).phase;
+        let early = |a: &Cluster, b: &Cluster| {
+            a.members.iter().any(|m| phase(m) == Phase::Again) && b.members.iter().all(|m| phase(m) == Phase::Forward)
+        };
+        let in_time = !early(x, y) && !early(y, x);
+        small && in_time && !self.shares_container(&x.members, &y.members) && !self.reaches(a, b) && !self.reaches(b, a)
     }
 
     /// Moves all members of `b` into `a`.
