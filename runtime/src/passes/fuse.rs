@@ -15,15 +15,16 @@ mod merge;
 
 use std::collections::HashSet;
 
+use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::PoolKind;
 use smallvec::SmallVec;
 
 use super::layout::{AxisMap, is_computed, trace_axes};
 use crate::graph::{Graph, Node};
 use crate::ops::{NodeId, Op};
-pub use clusters::{Cluster, Clusters};
 pub(super) use clusters::Edge;
 use clusters::Place;
+pub use clusters::{Cluster, Clusters};
 pub(super) use inline::wide;
 use inline::{inline_nodes, recomputed};
 
@@ -125,12 +126,28 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn visit(&mut self, id: NodeId) {
-        if let Some((cluster, axes)) = self.joinable(id)
+        if !self.is_partial_sum(id)
+            && let Some((cluster, axes)) = self.joinable(id)
             && self.join(id, cluster, axes)
         {
             return;
         }
         self.open(id);
+    }
+
+    /// Whether a sum gets one more product, and then the next sum another: then each product is added by its own kernel, to
+    /// what there is so far, so that one sum is in memory rather than all products at once.
+    fn is_partial_sum(&self, id: NodeId) -> bool {
+        let adds_product = |sum: NodeId| {
+            let own = |edge: &Edge| {
+                let product = matches!(self.graph.node(edge.source).op, Op::Matmul | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_));
+                let in_order = edge.axes.as_ref().is_some_and(|axes| axes.iter().flatten().is_sorted());
+                product && in_order && self.users[edge.source.at()].len() == 1 && wide(self.graph, self.graph.node(sum), edge)
+            };
+            self.graph.node(sum).op == Op::Scalar(ScalarOp::Add) && self.edges[sum.at()].iter().any(own)
+        };
+        let [(user, _)] = self.users[id.at()][..] else { return false };
+        self.options.epilogues && adds_product(id) && adds_product(user)
     }
 
     /// The kernel that the node may join, and its axes there: the one that has all its uses, made of several if need be; else

@@ -79,6 +79,38 @@ fn slice(b: &mut Builder, start: &Dims, step: &SmallVec<[u32; 6]>, x: NodeId, di
     }
 }
 
+/// The sum of two tensors in neighbouring places among zeros is both of them behind each other, among the zeros that are left:
+/// what the gradients of slices add up to.
+pub(super) fn join_padded(b: &mut Builder, inputs: &[NodeId], dims: &Dims) -> Option<NodeId> {
+    let padded = |id: NodeId| match b.op(id) {
+        Op::Pad { start, step, value } if *value == Value::F32(0.0) && step.iter().all(|&s| s == 1) => Some((b.operand(id), start.clone())),
+        _ => None,
+    };
+    let (mut low, mut high) = (padded(inputs[0])?, padded(inputs[1])?);
+    let differ: SmallVec<[usize; 6]> =
+        (0..dims.len()).filter(|&i| low.1[i] != high.1[i] || b.dims(low.0)[i] != b.dims(high.0)[i]).collect();
+    let [axis] = differ[..] else { return None };
+    if low.1[axis].as_fixed()? > high.1[axis].as_fixed()? {
+        std::mem::swap(&mut low, &mut high);
+    }
+    if low.1[axis].checked_add(b.dims(low.0)[axis])? != high.1[axis] {
+        return None;
+    }
+    let dtype = b.dtype(low.0);
+    let parts: SmallVec<[NodeId; 3]> = [low.0, high.0]
+        .into_iter()
+        .flat_map(|part| match b.op(part) {
+            Op::Concat { axis: along } if *along == axis => b.new.node(part).inputs.clone(),
+            _ => SmallVec::from_slice(&[part]),
+        })
+        .collect();
+    let mut joined = b.dims(low.0).clone();
+    joined[axis] = joined[axis].checked_add(b.dims(high.0)[axis])?;
+    let whole = b.emit(Op::Concat { axis }, &parts, dtype, joined);
+    let pad = Op::Pad { start: low.1, step: SmallVec::from_elem(1, dims.len()), value: Value::F32(0.0).cast(dtype.lane()) };
+    Some(b.emit(pad, &[whole], dtype, dims.clone()))
+}
+
 /// The part of a concatenation that holds all of `start, start + step, …` (`n` places), and where it begins.
 fn part_of(b: &Builder, axis: usize, parts: &[NodeId], start: Size, step: u32, n: Size) -> Option<(NodeId, Size)> {
     let mut offset = Size::ZERO;
