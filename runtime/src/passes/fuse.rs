@@ -64,7 +64,7 @@ impl Fuse {
 const ROW_MAX: i64 = 1 << 16;
 /// Most nodes in a kernel, and most operands: what keeps its registers and its argument list small.
 const MEMBERS_MAX: usize = 96;
-const OPERANDS_MAX: usize = 15;
+const OPERANDS_MAX: usize = 30;
 
 /// Divides a graph, which [`super::legalise`] has seen, into kernels.
 pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
