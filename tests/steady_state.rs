@@ -58,9 +58,9 @@ fn first<T: Clone>(array: &ArrayD<T>, rows: usize) -> ArrayD<T> {
     array.slice_axis(Axis(0), Slice::from(..rows)).to_owned()
 }
 
-const STEPS: usize = 50;
+const STEPS: usize = 10;
 /// Steps of what is only another way in.
-const FEW: usize = 5;
+const FEW: usize = 3;
 
 fn steps_of(model: Model, optimizer: OptimizerKind, batch: usize, last: usize, steps: usize) {
     let what = format!("{model} {optimizer}");

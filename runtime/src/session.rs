@@ -9,6 +9,7 @@ use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
+use slabwise_kernels::spec::MAX_ARGUMENTS;
 use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
@@ -309,7 +310,7 @@ impl Session {
         for (at, step) in inner.steps.iter().enumerate() {
             let workspace = place(step.workspace);
             peak = peak.max(step.workspace.offset + step.workspace.bytes);
-            let args: SmallVec<[Region; 16]> = step
+            let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
                 .places
                 .iter()
                 .map(|p| match *p {
@@ -326,7 +327,7 @@ impl Session {
             let started = self.profile.as_ref().map(|_| Instant::now());
             step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
-                profile[at] += started.elapsed().as_secs_f64();
+                profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
             if inner.guard > 0 {
                 crate::checks::after(self, inner, slab, at)?;
@@ -501,14 +502,13 @@ impl Session {
         Ok(given)
     }
 
-    /// Runs a program `steps` times and returns the mean seconds of each of its kernels, in the order of
+    /// Runs a program `steps` times and returns the seconds that each of its kernels took at its fastest, in the order of
     /// [`Plan::steps`](crate::Plan::steps).
     pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<f64>> {
-        self.profile = Some(vec![0.0; program.inner.steps.len()]);
-        let result = (0..steps).try_for_each(|_| self.run(program, &feed).map(|_| ()));
-        let sums = self.profile.take().unwrap_or_default();
-        result?;
-        Ok(sums.into_iter().map(|s| s / f64::from(steps.max(1))).collect())
+        self.profile = Some(vec![f64::INFINITY; program.inner.steps.len()]);
+        let result = (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
+        let fastest = self.profile.take().unwrap_or_default();
+        result.map(|()| fastest)
     }
 
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte

@@ -16,7 +16,7 @@ mod merge;
 use std::collections::HashSet;
 
 use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::spec::PoolKind;
+use slabwise_kernels::spec::{MAX_ARGUMENTS, PoolKind};
 use smallvec::SmallVec;
 
 use super::layout::{AxisMap, is_computed, trace_axes};
@@ -63,9 +63,10 @@ impl Fuse {
 
 /// The longest row, in elements, that a rows kernel keeps at hand; longer ones are read again by a second kernel.
 const ROW_MAX: i64 = 1 << 16;
-/// Most nodes in a kernel, and most operands: what keeps its registers and its argument list small.
+/// Most nodes in a kernel, and most operands: what keeps its registers and its argument list small. Beside the operands there
+/// are at most four arguments of an anchor.
 const MEMBERS_MAX: usize = 96;
-const OPERANDS_MAX: usize = 15;
+const OPERANDS_MAX: usize = MAX_ARGUMENTS - 8;
 
 /// Divides a graph, which [`super::legalise`] has seen, into kernels.
 pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {

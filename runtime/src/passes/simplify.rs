@@ -200,7 +200,6 @@ impl Builder {
 
     fn rewrite(&mut self, op: &Op, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Option<NodeId> {
         match op {
-            Op::Scalar(ScalarOp::Add) if let Some(joined) = view::join_padded(self, inputs, dims) => Some(joined),
             Op::Scalar(op) => scalar::rewrite(self, *op, inputs, dtype, dims),
             Op::Cast(to) => scalar::rewrite_cast(self, *to, inputs[0]),
             Op::Reduce(op, axes) => view::rewrite_reduce(self, *op, axes, inputs[0], dims),

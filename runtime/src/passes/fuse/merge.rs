@@ -10,13 +10,15 @@ use crate::ops::{NodeId, Op};
 use crate::passes::layout::AxisMap;
 
 impl Builder<'_> {
-    /// Makes the kernels that use one value into fewer, where that is possible; whether any were.
+    /// Makes the kernels that use one value into fewer, where that is possible; whether any were. A single number is no reason to:
+    /// the updates of all weights use the rate, but each belongs to its gradient.
     pub(super) fn merge_all(&mut self, uses: &[(usize, Option<AxisMap>)]) -> bool {
         let mut merged = false;
         for (i, (a, axes)) in uses.iter().enumerate() {
             for (b, other) in &uses[i + 1..] {
                 let alive = |at: usize| !self.list[at].members.is_empty();
-                if axes.is_some() && other.is_some() && alive(*a) && alive(*b) {
+                let ranges = axes.as_ref().is_some_and(|axes| axes.iter().any(Option::is_some));
+                if ranges && other.is_some() && alive(*a) && alive(*b) {
                     merged |= (axes == other && self.merge_siblings(*a, *b)) || self.merge_tail(*a, *b) || self.merge_tail(*b, *a);
                 }
             }
