@@ -3,6 +3,7 @@
 
 use ndarray::{ArrayD, IxDyn};
 use slabwise::models::{Examples, Model};
+use slabwise::optim::{Adam, AdamW, Sgd};
 use slabwise::prelude::*;
 use slabwise::weights::File;
 
@@ -60,7 +61,7 @@ fn some(all: &[f32], most: usize) -> ArrayD<f32> {
     ArrayD::from_shape_vec(IxDyn(&[few.len()]), few).expect("flat")
 }
 
-fn check(name: &'static str, n: usize) {
+fn check(name: &'static str, n: usize, optimizer: impl Optimizer) {
     let case = Case { name, file: File::open(path("full", "").with_file_name("full.safetensors")).expect("recorded") };
     let model = Model::parse(name).expect("built in");
 
@@ -88,7 +89,10 @@ fn check(name: &'static str, n: usize) {
     let params = Params::seeded(0);
     let network = model.build(&params);
     let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
-    let train = network.training(&mut session, n as u32, model.optimizer()).expect("it compiles");
+    let trace = Trace::training();
+    let loss = loss(input(&trace, &x).apply(&network), &y);
+    trace.minimize(loss, optimizer);
+    let train = session.compile(&trace, [loss]).expect("it compiles");
     fill(&mut session, &declared);
     for (step, &expected) in case.floats(&format!("{name}/losses")).iter().enumerate() {
         let (x, y) = batch(model, n, step);
@@ -99,17 +103,17 @@ fn check(name: &'static str, n: usize) {
 
 #[test]
 fn perceptron_and_small_convolutions() {
-    check("mlp", 8);
-    check("cnn", 4);
+    check("mlp", 8, Sgd::new(0.01).momentum(0.9));
+    check("cnn", 4, Adam::new(1e-3));
 }
 
 #[test]
 fn residual_networks_in_full() {
-    check("resnet20", 4);
-    check("resnet18", 4);
+    check("resnet20", 4, Sgd::new(1e-4).momentum(0.9));
+    check("resnet18", 4, Sgd::new(1e-4).momentum(0.9));
 }
 
 #[test]
 fn transformer_in_full() {
-    check("gpt", 1);
+    check("gpt", 1, AdamW::new(3e-4).weight_decay(0.1));
 }
