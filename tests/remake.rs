@@ -60,7 +60,7 @@ fn random_networks_keep_their_bits() {
     for seed in 0..300 {
         let (network, weights) = random_network(seed);
         let before = simplify(&network, &Simplify::default());
-        let after = remake(&before, 1);
+        let after = remake(&before, Some(1));
         assert_eq!(after.verify(), Ok(()), "seed {seed}");
         remade += usize::from(after.ids().any(|id| after.origin(id).phase == Phase::Again));
         let mut rng = Rng(seed);
@@ -78,7 +78,7 @@ fn random_graphs_keep_their_bits() {
     for seed in 0..100 {
         let random = RandomGraph::new(seed, 50);
         let before = simplify(&random.graph, &Simplify::default());
-        let after = remake(&before, 1);
+        let after = remake(&before, Some(1));
         assert_eq!(after.verify(), Ok(()), "seed {seed}");
         let env = random.env(3);
         let (inputs, variables) = random.arguments(&env);

@@ -35,6 +35,9 @@ pub struct Origin {
     pub layer: Arc<str>,
     /// Which part of the step.
     pub phase: Phase,
+    /// The segment whose inside the way back makes again ([`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint)), from 1;
+    /// 0 outside of all.
+    pub segment: u32,
 }
 
 /// One operation and its value.
