@@ -192,10 +192,6 @@ impl Builder<'_> {
         if self.shares_container(&[id], &c.members) || c.members.len() >= MEMBERS_MAX || self.operands_with(cluster, id) > OPERANDS_MAX {
             return false;
         }
-        // Each product of a long sum is added to those before where it is made; so no two of them are in memory at a time.
-        if self.options.epilogues && self.adds_product(id) && c.members.iter().any(|m| self.adds_product(*m)) {
-            return false;
-        }
         match &self.graph.node(id).op {
             Op::Reduce(..) => self.join_reduction(id, cluster, axes),
             op if op.is_pointwise() || matches!(op, Op::Uniform { .. }) => {
@@ -216,12 +212,6 @@ impl Builder<'_> {
             }
             _ => self.join_anchor(id, cluster, axes),
         }
-    }
-
-    /// Whether this adds something to the result of a product or the like that nothing else takes.
-    fn adds_product(&self, id: NodeId) -> bool {
-        let alone = |e: &Edge| has_body(&self.graph.node(e.source).op) && self.users[e.source.at()].len() == 1 && e.axes.is_some();
-        self.graph.node(id).op == Op::Scalar(ScalarOp::Add) && self.edges[id.at()].iter().any(alone)
     }
 
     fn join_reduction(&mut self, id: NodeId, cluster: usize, axes: AxisMap) -> bool {
