@@ -78,6 +78,8 @@ pub struct VariableInfo {
     pub is_param: bool,
     /// Of a part of the model: whether gradients change it.
     pub trained: bool,
+    /// The variable of which this is an average: it starts as what that one holds.
+    pub average_of: Option<Arc<str>>,
 }
 
 impl VariableInfo {
@@ -90,8 +92,29 @@ impl VariableInfo {
             init: param.init(),
             is_param: true,
             trained: param.is_trained(),
+            average_of: None,
         }
     }
+
+    /// The state that averages this variable over the steps.
+    pub(crate) fn average(&self) -> Self {
+        let name = format!("ema.{}", self.name).into();
+        VariableInfo { name, is_param: false, trained: false, average_of: Some(self.name.clone()), ..self.clone() }
+    }
+
+    /// The number of axes.
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+}
+
+/// A step counter, and the variables that move on with it: what optimizers that read it update.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// The counter.
+    pub variable: u32,
+    /// What it counts the updates of.
+    pub counts: Vec<u32>,
 }
 
 /// A computation: nodes in topological order.
@@ -103,6 +126,8 @@ pub struct Graph {
     pub inputs: Vec<InputInfo>,
     /// What [`Op::Variable`] and [`Op::Assign`] refer to.
     pub variables: Vec<VariableInfo>,
+    /// Of the variables, the counters of training steps.
+    pub counters: Vec<Counter>,
     /// The bounded dimensions.
     pub symbols: Symbols,
     /// What [`Node::origin`] refers to.

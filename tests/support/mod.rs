@@ -73,6 +73,7 @@ pub fn variable(graph: &mut Graph, dtype: DType, dims: &Dims, init: Init) -> Nod
         init,
         is_param,
         trained: is_param,
+        average_of: None,
     });
     graph.emit(Op::Variable(at), &[], dtype, dims.clone())
 }

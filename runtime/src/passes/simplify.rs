@@ -123,6 +123,7 @@ fn shell(graph: &Graph) -> Graph {
         nodes: Vec::new(),
         inputs: graph.inputs.clone(),
         variables: graph.variables.clone(),
+        counters: graph.counters.clone(),
         symbols: graph.symbols.clone(),
         origins: graph.origins.clone(),
         outputs: Vec::new(),
