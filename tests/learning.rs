@@ -112,17 +112,17 @@ fn parts_of_a_batch_teach_what_the_whole_does() {
 
 #[test]
 fn parts_need_the_memory_of_a_part() {
-    let slab = |parts| {
-        let (session, program) = learner(64, 1024, in_parts(parts, Adam::new(1e-3)));
+    // But for the inputs, which are there from the beginning.
+    let slab = |n: usize, parts| {
+        let (session, program) = learner(64, n, in_parts(parts, Adam::new(1e-3)));
         let plan = program.expect("it compiles").plan().slab_bytes();
         assert_eq!(plan, session.slab_bytes());
-        plan
+        plan - (n * (INPUTS + 1) * 4) as u64
     };
-    let inputs = (1024 * INPUTS + 1024) as u64 * 4;
-    // Of eight parts, but for the inputs and one gradient for each weight, an eighth.
-    let (one, eight) = (slab(1) - inputs, slab(8) - inputs);
+    let (whole, parts, part) = (slab(1024, 1), slab(1024, 8), slab(128, 1));
     let gradients = ((INPUTS + 1 + 2 + CLASSES) * 64 + CLASSES) as u64 * 4 + 6 * 64;
-    assert!(eight < one / 8 + 2 * gradients, "{eight} bytes in eight parts, {one} in one");
+    assert!(parts <= part + gradients, "{parts} bytes in eight parts; a part takes {part}, the gradients {gradients}");
+    assert!(3 * parts < whole, "{parts} bytes in eight parts, {whole} at once");
 }
 
 #[test]

@@ -90,7 +90,8 @@ impl Block {
         let (trace, Sizes { length, width, heads, .. }) = (x.trace(), self.sizes);
         let places = trace.arange(length as i64);
         let here = places.equal(place).unsqueeze(1); // [length, 1]
-        let [q, k, v] = [0, 1, 2].map(|i| x.apply(&self.norm1).apply(&self.qkv).split(1, 3)[i]);
+        let qkv = x.apply(&self.norm1).apply(&self.qkv).split(1, 3);
+        let [q, k, v] = [0, 1, 2].map(|i| qkv[i]);
         let remember = |name: &str, new: Tensor<'t>| {
             let cache = trace.state(&format!("cache.{number}.{name}"), F32, (length, width), Init::Constant(0.0));
             let all = here.select(new, cache.value());
@@ -99,7 +100,7 @@ impl Block {
         };
         let (keys, values) = (remember("keys", k), remember("values", v));
         let per_head = |x: Tensor<'t>| x.unflatten(1, [heads as i64, -1]).transpose(0, 1); // [heads, …, width/heads]
-        let seen = Mask::Seen(places.less_equal(place));
+        let seen = Mask::Seen(places.le(place));
         let attended = per_head(q).attention(per_head(keys), per_head(values), false, seen); // [heads, 1, width/heads]
         self.rest(x, attended.reshape([1, width as i64]))
     }

@@ -33,6 +33,9 @@ pub struct Origin {
     pub layer: Arc<str>,
     /// Which part of the step.
     pub phase: Phase,
+    /// Which part of the batch, where a step takes one after the other: kernels of a part run when those of the parts before have
+    /// run.
+    pub part: u32,
 }
 
 /// One operation and its value.
@@ -136,6 +139,8 @@ pub struct Graph {
     pub outputs: Vec<NodeId>,
     /// The origin that emitted nodes get.
     pub current_origin: u32,
+    /// The part of the batch that is written down.
+    pub current_part: u32,
 }
 
 /// What is wrong with a graph. A graph made through the API never is.

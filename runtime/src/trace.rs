@@ -330,7 +330,7 @@ impl Trace {
         let location = building.user_line(at);
         let phase = if building.updating.is_some() { Phase::Update } else { Phase::Forward };
         let graph = &mut building.graph;
-        graph.set_origin(Origin { location, layer: layer.clone(), phase });
+        graph.set_origin(Origin { location, layer: layer.clone(), phase, part: graph.current_part });
         let start = graph.nodes.len();
         let built = build(graph).and_then(|id| fits(graph, start).map(|()| id));
         match built {

@@ -128,6 +128,7 @@ fn shell(graph: &Graph) -> Graph {
         origins: graph.origins.clone(),
         outputs: Vec::new(),
         current_origin: graph.current_origin,
+        current_part: graph.current_part,
     }
 }
 

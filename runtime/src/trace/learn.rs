@@ -122,6 +122,7 @@ impl Trace {
         let mut sums: BTreeMap<u32, NodeId> = BTreeMap::new();
         let mut total: Option<Tensor<'t>> = None;
         for part in 0..parts {
+            self.building.borrow_mut().graph.current_part += 1;
             let loss = self.scalar_loss(at, "minimize_in_parts", loss(part));
             // Scaled before it is differentiated, so that the sums are gradients of the mean.
             let loss = self.on_behalf(at, || loss * share);
@@ -135,6 +136,7 @@ impl Trace {
                 sums.insert(variable, sum);
             }
         }
+        self.building.borrow_mut().graph.current_part += 1;
         self.update(at, sums.into_iter().collect(), &optimizer);
         total.unwrap_or(self.poisoned())
     }
@@ -235,7 +237,7 @@ impl Building {
         let Held { node, .. } = self.variables[variable as usize];
         let layer = self.graph.origin(node).layer.clone();
         let location = self.user_line(at);
-        self.graph.set_origin(Origin { location, layer, phase: Phase::Backward });
+        self.graph.set_origin(Origin { location, layer, phase: Phase::Backward, part: self.graph.current_part });
         self.graph.add(a, b)
     }
 }

@@ -61,7 +61,7 @@ impl Builder<'_> {
     pub(super) fn may_merge(&self, a: usize, b: usize) -> bool {
         let (x, y) = (&self.list[a], &self.list[b]);
         let small = x.members.len() + y.members.len() <= MEMBERS_MAX && self.operands(a).union(&self.operands(b)).count() <= OPERANDS_MAX;
-        small && !self.shares_container(&x.members, &y.members) && !self.reaches(a, b) && !self.reaches(b, a)
+        small && self.one_part(&x.members, &y.members) && !self.shares_container(&x.members, &y.members) && !self.reaches(a, b) && !self.reaches(b, a)
     }
 
     /// Moves all members of `b` into `a`.
@@ -75,6 +75,12 @@ impl Builder<'_> {
         for m in moved.members {
             self.places[m.at()].as_mut().expect("members are placed").cluster = a;
         }
+    }
+
+    /// Whether two kernels belong to one part of the batch, as the members of each do.
+    pub(super) fn one_part(&self, a: &[NodeId], b: &[NodeId]) -> bool {
+        let part = |members: &[NodeId]| members.first().map(|m| self.graph.origin(*m).part);
+        part(a) == part(b)
     }
 
     /// Whether parts of one concatenation or padding are among both: one kernel may write only one part of a buffer.
