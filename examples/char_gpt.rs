@@ -118,7 +118,10 @@ fn run(args: &Args) -> Result<()> {
         .on_epoch(|session, epoch| {
             let step = ((epoch.number - 1) * LOOK + epoch.steps as u32, args.steps);
             let judged = epoch.validation.unwrap_or(f64::NAN);
-            println!("step {} of {}: loss {:.4}, validation {judged:.4} nats per character, {:.1} s", step.0, step.1, epoch.loss, epoch.seconds);
+            println!(
+                "step {} of {}: loss {:.4}, validation {judged:.4} nats per character, {:.1} s",
+                step.0, step.1, epoch.loss, epoch.seconds
+            );
             args.run.checkpoint(session)
         })
         .run(&mut session, windows)?;

@@ -139,7 +139,7 @@ fn patience_ends_and_the_best_is_kept() {
 #[test]
 fn what_cannot_be_fitted_is_an_error() {
     let One { mut session, train, judge } = one(0.25);
-    let said = |result: slabwise::Result<slabwise::fit::Fitted>| result.expect_err("a mistake").to_string();
+    let said = |result: Result<slabwise::fit::Fitted>| result.expect_err("a mistake").to_string();
     let none = "fit: which epoch is the best is told by a validation, and none is given";
     assert_eq!(said(Fit::new(&train).patience(3).run(&mut session, |_| batches(&[1], 1.0))), none);
     assert_eq!(said(Fit::new(&train).run(&mut session, |_| batches(&[], 1.0))), "fit: epoch 1 has no batches");
@@ -151,7 +151,10 @@ fn what_cannot_be_fitted_is_an_error() {
     let path = folder.path().join("last.safetensors");
     let One { mut session, train, .. } = one(1e20);
     let wild = said(Fit::new(&train).checkpoint(&path).run(&mut session, |_| batches(&[4; 6], 1.0)));
-    assert!(wild.starts_with("fit: the loss of step 2 in epoch 1 is inf") || wild.starts_with("fit: the loss of step 3 in epoch 1 is"), "{wild}");
+    assert!(
+        wild.starts_with("fit: the loss of step 2 in epoch 1 is inf") || wild.starts_with("fit: the loss of step 3 in epoch 1 is"),
+        "{wild}"
+    );
     assert!(!path.exists());
     // An output that is no scalar has no mean.
     let trace = Trace::inference();

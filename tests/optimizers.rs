@@ -177,7 +177,8 @@ fn groups_have_rates_and_decays_of_their_own() {
     });
     // The last group that has a weight decides, rule by rule; what it does not set, the one before does.
     let sgd = Sgd::new(Schedule::step(0.01, 7, 0.5)).weight_decay(0.05);
-    let sgd = sgd.group(|_| true, Group::new().rate_scale(0.5).weight_decay(0.02)).group(|w| &*w.name == "a.bias", Group::new().rate_scale(2.0));
+    let sgd =
+        sgd.group(|_| true, Group::new().rate_scale(0.5).weight_decay(0.02)).group(|w| &*w.name == "a.bias", Group::new().rate_scale(2.0));
     follows(sgd.clip_norm(8.0), |t, w, g, _| {
         let norm = g.iter().map(|g| g * g).sum::<f64>().sqrt();
         let factor = (8.0 / (norm + 1e-6)).min(1.0);

@@ -180,7 +180,11 @@ impl Builder<'_> {
     /// Adds the node to a kernel if the kernel's form allows it.
     fn join(&mut self, id: NodeId, cluster: usize, axes: AxisMap) -> bool {
         let c = &self.list[cluster];
-        if !self.one_part(&[id], &c.members) || self.shares_container(&[id], &c.members) || c.members.len() >= MEMBERS_MAX || self.operands_with(cluster, id) > OPERANDS_MAX {
+        if !self.one_part(&[id], &c.members)
+            || self.shares_container(&[id], &c.members)
+            || c.members.len() >= MEMBERS_MAX
+            || self.operands_with(cluster, id) > OPERANDS_MAX
+        {
             return false;
         }
         match &self.graph.node(id).op {

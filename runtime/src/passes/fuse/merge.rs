@@ -61,7 +61,11 @@ impl Builder<'_> {
     pub(super) fn may_merge(&self, a: usize, b: usize) -> bool {
         let (x, y) = (&self.list[a], &self.list[b]);
         let small = x.members.len() + y.members.len() <= MEMBERS_MAX && self.operands(a).union(&self.operands(b)).count() <= OPERANDS_MAX;
-        small && self.one_part(&x.members, &y.members) && !self.shares_container(&x.members, &y.members) && !self.reaches(a, b) && !self.reaches(b, a)
+        small
+            && self.one_part(&x.members, &y.members)
+            && !self.shares_container(&x.members, &y.members)
+            && !self.reaches(a, b)
+            && !self.reaches(b, a)
     }
 
     /// Moves all members of `b` into `a`.
