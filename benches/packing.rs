@@ -83,7 +83,7 @@ fn real(args: &Args) -> Result<(), Box<dyn Error>> {
             if !name.contains(&args.only) {
                 continue;
             }
-            let problem = csv::read_file(&file)?.problem();
+            let problem = csv::read_file(&file)?.problem;
             // MiniMalloc's instances carry the capacity to meet in their names.
             let capacity = name.split('.').nth(1).filter(|_| folder == "minimalloc").and_then(|text| text.parse().ok());
             let limits = Limits {
@@ -142,7 +142,7 @@ fn scaling(args: &Args) -> Result<(), Box<dyn Error>> {
             let start = random(span);
             Item { life: Lifetime::new(start, start + 1 + random(1000)), size: 64 * (1 + random(4096)), align: 64 }
         });
-        let uniform = Problem { items: uniform.collect() };
+        let uniform = Problem::new(uniform.collect());
         for (name, problem) in [("jigsaw with holes", holes), ("uniform", uniform)] {
             let limits = Limits { threads: args.threads, ..Limits::default() };
             row(name, problem.items.len(), &timed(&problem, &limits)?);

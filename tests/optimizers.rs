@@ -166,8 +166,8 @@ fn of_bias<T>(i: usize, bias: T, weight: T) -> T {
 fn groups_have_rates_and_decays_of_their_own() {
     let biases = Group::new().weight_decay(0.0).rate_scale(3.0);
     follows(AdamW::new(0.02).weight_decay(0.1).group(|w| w.rank() < 2, biases), |t, w, g, s| {
-        for i in 0..w.len() {
-            w[i] *= 1.0 - 0.02 * of_bias(i, 0.0, 0.1);
+        for (i, w) in w.iter_mut().enumerate() {
+            *w *= 1.0 - 0.02 * of_bias(i, 0.0, 0.1);
         }
         let before = w.to_vec();
         adam(t, 0.02, [0.9, 0.999], 1e-8, w, g, s);

@@ -7,7 +7,7 @@ use slabwise_planner::Options;
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
-use crate::passes::{Clusters, Fuse, Scheduled, Simplify, fuse, legalise, lower, schedule, simplify};
+use crate::passes::{Clusters, Fuse, Scheduled, Simplify, fuse, legalise, lower, remake, schedule, simplify};
 use crate::plan::{Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
@@ -43,7 +43,8 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     refuse_absurd_sizes(graph)?;
     debug_verify(graph)?;
     let options = session.options;
-    let graph = legalise(&simplify(graph, &options.simplify));
+    let graph = simplify(graph, &options.simplify);
+    let graph = legalise(&if options.fuse.recompute { remake(&graph) } else { graph });
     debug_verify(&graph)?;
     let clusters: Clusters = fuse(&graph, &options.fuse);
     if cfg!(debug_assertions) {

@@ -20,6 +20,8 @@ pub enum Phase {
     Forward,
     /// Made by differentiation.
     Backward,
+    /// What the user wrote, made a second time for the way back.
+    Again,
     /// Made by an optimizer.
     Update,
 }
@@ -228,8 +230,10 @@ impl Graph {
             op if origin.layer.is_empty() => op.name().to_string(),
             op => format!("{}.{}", origin.layer, op.name()),
         };
-        if origin.phase == Phase::Backward && !name.contains("grad") {
-            name.push_str(".grad");
+        match origin.phase {
+            Phase::Backward if !name.contains("grad") => name.push_str(".grad"),
+            Phase::Again => name.push_str(".again"),
+            _ => {}
         }
         name
     }

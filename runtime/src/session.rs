@@ -12,6 +12,7 @@ use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
+use slabwise_kernels::spec::MAX_ARGUMENTS;
 use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
@@ -317,7 +318,7 @@ impl Session {
         for (at, step) in inner.steps.iter().enumerate() {
             let workspace = place(step.workspace);
             peak = peak.max(step.workspace.offset + step.workspace.bytes);
-            let args: SmallVec<[Region; 16]> = step
+            let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
                 .places
                 .iter()
                 .map(|p| match *p {
@@ -334,7 +335,7 @@ impl Session {
             let started = self.profile.as_ref().map(|_| Instant::now());
             step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
-                profile[at] += started.elapsed().as_secs_f64();
+                profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
             if inner.guard > 0 {
                 crate::checks::after(self, inner, slab, at)?;

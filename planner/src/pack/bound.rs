@@ -4,7 +4,7 @@
 //! every permitted pair is assumed to be. With all offsets multiples of a unit, whatever an item leaves of its last unit is
 //! lost, except below the top of the packing, where one item may have it.
 
-use super::blocks::Blocks;
+use super::blocks::{Block, Blocks};
 use super::problem::Problem;
 use super::rects::union;
 use crate::liveness::Lifetime;
@@ -72,6 +72,23 @@ impl Problem {
     }
 }
 
+impl Problem {
+    /// What is needed when, each byte of aliases once. The problem must be sound.
+    pub(crate) fn live(&self) -> Vec<(Lifetime, u64)> {
+        let blocks = Blocks::new(self, &[]).map(|blocks| blocks.list).unwrap_or_default();
+        loads(blocks.iter()).into_iter().map(|load| (load.life, load.bytes)).collect()
+    }
+}
+
+fn loads<'a>(blocks: impl Iterator<Item = &'a Block>) -> Vec<Load> {
+    let mut loads = Vec::new();
+    for block in blocks {
+        let rects = union(&block.rects);
+        loads.extend(rects.iter().map(|rect| Load { life: Lifetime::new(rect.start, rect.end), bytes: rect.high - rect.low }));
+    }
+    loads
+}
+
 /// The lower bound of each space. The problem must be sound, the blocks its own with no pair joined.
 pub(super) fn lower_bounds(problem: &Problem, blocks: &Blocks) -> Vec<u64> {
     let unit = problem.unit();
@@ -81,12 +98,7 @@ pub(super) fn lower_bounds(problem: &Problem, blocks: &Blocks) -> Vec<u64> {
 fn lower_bound(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> u64 {
     let mine = || blocks.list.iter().filter(|block| block.space == space && !block.rects.is_empty());
     let highest = mine().map(|block| block.lowest().saturating_add(block.size)).max().unwrap_or(0);
-    let mut loads: Vec<Load> = Vec::new();
-    for block in mine() {
-        let rects = union(&block.rects);
-        loads.extend(rects.iter().map(|rect| Load { life: Lifetime::new(rect.start, rect.end), bytes: rect.high - rect.low }));
-    }
-    fullest(&loads, unit, &savings(problem, blocks, space, unit)).max(highest)
+    fullest(&loads(mine()), unit, &savings(problem, blocks, space, unit)).max(highest)
 }
 
 /// For each step the bytes that pairs computed in place could save there, if every giver and every taker found its best
@@ -100,7 +112,8 @@ fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> HashM
         let rect = block.rects.get(at).filter(|rect| rect.item == item && rect.start <= step);
         rect.map_or(0, |rect| (rect.high - rect.low).next_multiple_of(unit))
     };
-    let (mut givers, mut takers): (HashMap<(u64, usize), u64>, HashMap<(u64, usize), u64>) = (HashMap::new(), HashMap::new());
+    let mut givers: HashMap<(u64, usize), u64> = HashMap::new();
+    let mut takers = givers.clone();
     for pair in problem.in_place.iter().filter(|pair| blocks.list[blocks.place[pair.from].0 as usize].space == space) {
         let step = problem.items[pair.to].life.start;
         let saved = bytes(pair.from, step).min(bytes(pair.to, step));

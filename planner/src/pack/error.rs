@@ -182,3 +182,28 @@ pub enum ProblemError {
         below: u128,
     },
 }
+
+impl ProblemError {
+    /// The items that it names.
+    pub fn items(&self) -> Vec<usize> {
+        match *self {
+            ProblemError::Alignment { item, .. }
+            | ProblemError::TotalSize { item }
+            | ProblemError::NoSuchItem { item, .. }
+            | ProblemError::NamedTwice { item, .. }
+            | ProblemError::FixedMisaligned { item, .. }
+            | ProblemError::FixedEnd { item, .. }
+            | ProblemError::Gap { item, .. }
+            | ProblemError::Window { item, .. } => vec![item],
+            ProblemError::PairTwice { from, to } | ProblemError::PairNeverMeets { from, to, .. } | ProblemError::PairTied { from, to } => {
+                vec![from, to]
+            }
+            ProblemError::FixedOverlap { first, second, .. }
+            | ProblemError::AcrossSpaces { first, second, .. }
+            | ProblemError::TwoDistances { first, second, .. }
+            | ProblemError::TiedOverlap { first, second, .. }
+            | ProblemError::TiedMisaligned { first, second, .. } => vec![first, second],
+            ProblemError::BelowZero { fixed, item, .. } => vec![fixed, item],
+        }
+    }
+}

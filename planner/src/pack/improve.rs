@@ -12,17 +12,22 @@ use super::lives::Lives;
 use super::portfolio::Budget;
 use super::sections::Sections;
 use super::skyline::Skyline;
-use super::{Found, Rank};
+use super::{Found, Rank, luby};
 use crate::generate::Random;
+use std::sync::{Mutex, PoisonError};
 
 /// How many walks there are.
 const LANES: usize = 4;
 
 /// How many items are placed in a lane between two looks at the others: some milliseconds of work.
-const ROUND: usize = 20_000;
+const ROUND: usize = 60_000;
 
-/// After how many rounds without progress a lane that is behind goes on from the best.
-const PATIENCE: u32 = 8;
+/// After how many passes without progress a lane goes on from the best.
+const LANE_PATIENCE: usize = 8;
+
+/// After how many passes without any progress all lanes start again, or a multiple of it: how long a walk takes to the goal varies
+/// widely from one start to the next, so that many short ones and few long ones get there sooner than one.
+const PATIENCE: usize = 15;
 
 /// The orders lanes start from.
 const STARTS: [Rank; LANES] = [Rank::TotalAreaWidth, Rank::SizeWidth, Rank::TotalWidthArea, Rank::WidthAreaTotal];
@@ -33,7 +38,12 @@ pub(super) struct Improve<'a> {
     lanes: Vec<Lane<'a>>,
     best: Found,
     /// Items placed so far.
-    pub(super) placed: u64,
+    placed: u64,
+    /// The best that a lane has reached since all last started, and for how many passes it has been that.
+    ahead: Option<Cost>,
+    stale: usize,
+    /// How often all have started again.
+    restarts: u64,
 }
 
 impl<'a> Improve<'a> {
@@ -42,13 +52,16 @@ impl<'a> Improve<'a> {
         let lane = |(at, rank): (u64, Rank)| Lane {
             sections,
             skyline: Skyline::new(sections, lives),
-            walk: Walk { order: rank.order(sections), offsets: Vec::new(), cost: Cost::NONE },
-            lowest: None,
+            rank,
+            walk: None,
+            starts: 0,
             waits: 0,
+            lowest: None,
             random: Random(seed.wrapping_mul(LANES as u64).wrapping_add(at)),
             keys: Vec::new(),
         };
-        Improve { sections, lanes: (0..).zip(STARTS).map(lane).collect(), best: incumbent, placed: 0 }
+        let lanes = (0..).zip(STARTS).map(lane).collect();
+        Improve { sections, lanes, best: incumbent, placed: 0, ahead: None, stale: 0, restarts: 0 }
     }
 
     /// What is best so far.
@@ -63,33 +76,47 @@ impl<'a> Improve<'a> {
         let passes = (ROUND / items).max(1);
         while self.best.height > budget.goal && self.placed < until && !budget.is_over() {
             let threads = budget.threads.clamp(1, LANES);
-            std::thread::scope(|scope| {
-                let mut shares: Vec<&mut [Lane]> = self.lanes.chunks_mut(LANES.div_ceil(threads)).collect();
-                let own = shares.pop();
-                for share in shares {
-                    scope.spawn(move || share.iter_mut().for_each(|lane| lane.run(passes, budget)));
+            let lanes = Mutex::new(self.lanes.iter_mut());
+            // Whoever is done takes the next: passes that fail are over early.
+            let next = || lanes.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let work = || {
+                while let Some(lane) = next() {
+                    lane.run(passes, budget);
                 }
-                own.into_iter().flatten().for_each(|lane| lane.run(passes, budget));
+            };
+            std::thread::scope(|scope| {
+                (1..threads).for_each(|_| drop(scope.spawn(work)));
+                work();
             });
             self.placed = self.placed.saturating_add((passes * items * LANES) as u64);
-            self.compare(budget.goal);
+            self.compare(budget.goal, passes);
         }
     }
 
-    /// Takes over the lowest packing, and lets lanes go on from it that have fallen behind.
-    fn compare(&mut self, goal: u64) {
+    /// Takes over the lowest packing, lets lanes go on from the best that have fallen behind, and starts all again if there is
+    /// no progress at all.
+    fn compare(&mut self, goal: u64, passes: usize) {
         for lane in &mut self.lanes {
             if let Some(found) = lane.lowest.take().filter(|found| found.height < self.best.height) {
                 self.best = found;
             }
         }
-        let Some(ahead) = (0..LANES).min_by_key(|&at| self.lanes[at].walk.cost) else { return };
-        let above = |lane: &Lane| lane.walk.cost.height.saturating_sub(goal);
-        for at in 0..LANES {
-            let far = above(&self.lanes[at]) / 2 > above(&self.lanes[ahead]);
-            if at != ahead && (far || self.lanes[at].waits > PATIENCE) {
-                let walk = self.lanes[ahead].walk.clone();
-                (self.lanes[at].walk, self.lanes[at].waits) = (walk, 0);
+        let costs: Vec<Option<Cost>> = self.lanes.iter().map(|lane| lane.walk.as_ref().map(|walk| walk.cost)).collect();
+        let Some((cost, leader)) = costs.iter().zip(0..).filter_map(|(cost, at)| Some(((*cost)?, at))).min() else { return };
+        self.stale = if self.ahead.is_none_or(|ahead| cost < ahead) { 0 } else { self.stale + passes };
+        self.ahead = self.ahead.map(|ahead| ahead.min(cost)).or(Some(cost));
+        if self.stale >= PATIENCE * luby(self.restarts + 1) as usize {
+            self.restarts += 1;
+            (self.ahead, self.stale) = (None, 0);
+            self.lanes.iter_mut().for_each(|lane| lane.walk = None);
+            return;
+        }
+        let walk: Option<Walk> = self.lanes[leader].walk.clone();
+        for (at, lane) in self.lanes.iter_mut().enumerate().filter(|(at, _)| *at != leader) {
+            let far = costs[at].is_none_or(|own| own.height.saturating_sub(goal) / 2 > cost.height.saturating_sub(goal));
+            if far || lane.waits > LANE_PATIENCE {
+                lane.walk.clone_from(&walk);
+                lane.waits = 0;
             }
         }
     }
@@ -100,11 +127,6 @@ impl<'a> Improve<'a> {
 struct Cost {
     height: u64,
     above: u64,
-}
-
-impl Cost {
-    /// Worse than anything: there is no packing yet.
-    const NONE: Cost = Cost { height: u64::MAX, above: u64::MAX };
 }
 
 /// Where a lane stands.
@@ -119,73 +141,120 @@ struct Walk {
 struct Lane<'a> {
     sections: &'a Sections,
     skyline: Skyline<'a>,
-    walk: Walk,
+    /// The order it starts from.
+    rank: Rank,
+    /// Nothing before the first pass.
+    walk: Option<Walk>,
+    /// How often it has started.
+    starts: u32,
+    /// Passes since the walk last got better.
+    waits: usize,
     /// The lowest packing since the last look.
     lowest: Option<Found>,
-    /// Rounds since the walk last got better.
-    waits: u32,
     random: Random,
     keys: Vec<(f64, u32)>,
 }
 
 impl Lane<'_> {
     fn run(&mut self, passes: usize, budget: &Budget) {
-        let before = self.walk.cost;
+        self.skyline.deadline = budget.deadline;
+        let before = self.walk.as_ref().map(|walk| walk.cost);
         for _ in 0..passes {
-            if self.walk.cost.height <= budget.goal || budget.is_over() {
+            let cost = self.walk.as_ref().map(|walk| walk.cost);
+            if cost.is_some_and(|cost| cost.height <= budget.goal) || budget.is_over() {
                 break;
             }
-            let known = self.walk.cost != Cost::NONE;
-            let order = if known { self.varied(budget.goal) } else { self.walk.order.clone() };
+            let order = match self.walk.take() {
+                None => self.first(),
+                Some(walk) => {
+                    let order = self.varied(&walk, budget.goal);
+                    self.walk = Some(walk);
+                    order
+                }
+            };
             self.pass(order, budget.goal);
         }
-        self.waits = if self.walk.cost < before { 0 } else { self.waits + 1 };
+        let after = self.walk.as_ref().map(|walk| walk.cost);
+        // Any cost is better than none.
+        let better = after.is_some_and(|after| before.is_none_or(|before| after < before));
+        self.waits = if better { 0 } else { self.waits + passes };
     }
 
     /// Tries an order, and stands there if it is not worse.
     fn pass(&mut self, order: Vec<u32>, goal: u64) {
         // Now and then a step up is taken, lest the walk end in the first hollow.
-        let height = self.walk.cost.height;
         let lenient = self.random.below(20) == 0;
-        let limit = if lenient { height.saturating_add((height - goal) / 16) } else { height }.saturating_add(1);
+        let own = self.walk.as_ref().map(|walk| walk.cost);
+        let limit = own.map_or(u64::MAX, |own| {
+            let step = if lenient { (own.height - goal) / 16 } else { 0 };
+            own.height.saturating_add(step).saturating_add(1)
+        });
         let Some(height) = self.skyline.pack(&order, limit) else { return };
         let tops = self.skyline.offsets.iter().zip(&self.sections.spans).map(|(offset, span)| offset + span.size);
         let cost = Cost { height, above: tops.map(|top| top.saturating_sub(goal)).fold(0, u64::saturating_add) };
-        if cost <= self.walk.cost || lenient {
+        if lenient || own.is_none_or(|own| cost <= own) {
+            let offsets = &self.skyline.offsets;
             if self.lowest.as_ref().is_none_or(|found| height < found.height) {
-                self.lowest = Some(Found { offsets: self.skyline.offsets.clone(), height });
+                self.lowest = Some(Found { offsets: offsets.clone(), height });
             }
-            self.walk.offsets.clone_from(&self.skyline.offsets);
-            (self.walk.order, self.walk.cost) = (order, cost);
+            self.walk = Some(Walk { order, offsets: offsets.clone(), cost });
         }
     }
 
-    /// The order of the walk with what stands high promoted, and some noise.
-    fn varied(&mut self, goal: u64) -> Vec<u32> {
-        let Walk { order, offsets, cost } = &self.walk;
+    /// The order to start from: the first time as it is, later much like it.
+    fn first(&mut self) -> Vec<u32> {
+        let order = self.rank.order(self.sections);
+        self.starts += 1;
+        if self.starts == 1 {
+            return order;
+        }
         let random = &mut self.random;
-        // Promoted is what stands above some height between the goal and the top.
+        let noise = (-4.0 - 8.0 * unit(random)).exp2() * order.len() as f64;
+        self.keys.clear();
+        self.keys.extend((0u32..).zip(order).map(|(place, i)| (f64::from(place) + (unit(random) - 0.5) * noise, i)));
+        self.by_key()
+    }
+
+    /// The order of a walk with what stands high promoted, and some noise.
+    fn varied(&mut self, walk: &Walk, goal: u64) -> Vec<u32> {
+        let Walk { order, offsets, cost } = walk;
+        let random = &mut self.random;
+        let spans = &self.sections.spans;
+        let top = |i: u32| offsets[i as usize] + spans[i as usize].size;
+        // Promoted is what stands above some height between the goal and the top: one of them surely, others perhaps.
         let aim = match random.below(3) {
             0 => goal + ((cost.height - goal) as f64 * unit(random)) as u64,
             _ => goal,
         };
-        let share = unit(random);
+        let high = order.iter().filter(|&&i| top(i) > aim).count() as u64;
+        let (sure, share) = (random.below(high.max(1)), unit(random));
         let kept = 1.0 - (-8.0 * unit(random)).exp2();
-        let noise = match random.below(2) {
-            0 => 0.0,
-            _ => (-12.0 * unit(random)).exp2() * 0.3 * order.len() as f64,
+        let culprit = order.iter().copied().filter(|&i| top(i) > aim).nth(sure as usize).unwrap_or(0);
+        // Noise moves all, or only what is alive at one instant with the culprit.
+        let noise = (-12.0 * unit(random)).exp2() * 0.3 * order.len() as f64;
+        let life = &spans[culprit as usize];
+        let instant = life.start + random.below(u64::from(life.end - life.start)) as u32;
+        let noisy = match random.below(3) {
+            0 => 0..0,
+            1 => 0..u32::MAX,
+            _ => instant..instant + 1,
         };
         self.keys.clear();
         for (place, &i) in (0u32..).zip(order) {
             let mut key = f64::from(place);
-            if offsets[i as usize] + self.sections.spans[i as usize].size > aim && unit(random) < share {
+            if i == culprit || top(i) > aim && unit(random) < share {
                 key *= kept;
             }
-            if noise > 0.0 {
+            let span = &spans[i as usize];
+            if span.start < noisy.end && noisy.start < span.end {
                 key += (unit(random) - 0.5) * noise;
             }
             self.keys.push((key, i));
         }
+        self.by_key()
+    }
+
+    fn by_key(&mut self) -> Vec<u32> {
         // Stable, hence nothing moves without a reason.
         self.keys.sort_by(|a, b| a.0.total_cmp(&b.0));
         self.keys.iter().map(|key| key.1).collect()
@@ -196,3 +265,6 @@ impl Lane<'_> {
 fn unit(random: &mut Random) -> f64 {
     random.below(1 << 53) as f64 / (1u64 << 53) as f64
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,6 +36,7 @@ mod bound;
 mod check;
 mod constrained;
 mod error;
+mod exact;
 mod general;
 mod greedy;
 mod improve;
@@ -44,6 +45,7 @@ mod portfolio;
 mod problem;
 mod rank;
 mod rects;
+mod refine;
 mod sections;
 mod skyline;
 
@@ -68,8 +70,10 @@ pub enum Method {
     Start,
     /// Each rigid block at its lowest free offset, or in the place of another.
     Blocks(Rank),
-    /// The same in an order improved step by step.
+    /// The same or a skyline, in an order improved step by step.
     SqueakyWheel,
+    /// The exact search.
+    Search,
 }
 
 impl fmt::Display for Method {
@@ -82,6 +86,7 @@ impl fmt::Display for Method {
             Method::Start => f.write_str("given start"),
             Method::Blocks(rank) => write!(f, "blocks by {rank}"),
             Method::SqueakyWheel => f.write_str("squeaky wheel"),
+            Method::Search => f.write_str("exact search"),
         }
     }
 }
@@ -161,6 +166,18 @@ impl Packing {
 struct Found {
     offsets: Vec<u64>,
     height: u64,
+}
+
+/// 1, 1, 2, 1, 1, 2, 4, …: number `k`, from 1, of the sequence of Luby, Sinclair and Zuckerman (1993), by which searches of
+/// unknown length are best restarted.
+fn luby(mut k: u64) -> u64 {
+    loop {
+        let above = (k + 1).next_power_of_two();
+        if above == k + 1 {
+            return above / 2;
+        }
+        k -= above / 2 - 1;
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Which packers run, in what order, and when they stop.
 
 use super::error::ProblemError;
-use super::improve::Improve;
 use super::lives::Lives;
 use super::problem::Problem;
 use super::rects::{Rect, overlap};
+use super::refine::{Refined, refine};
 use super::sections::{Sections, Span};
 use super::skyline::Skyline;
 use super::{Extent, Found, Method, Packing, Proof, Rank, constrained, greedy};
@@ -40,7 +40,8 @@ pub struct Limits {
     pub capacity: Option<u64>,
     /// Ends the search at the next opportunity. `None`: only `effort` does. What is found then depends on the machine.
     pub time: Option<Duration>,
-    /// Steps of improvement and exact search, counted independently of time and threads. 0: fast heuristics only.
+    /// Items that improvement and exact search may place, again and again: some ten million a second. What is found depends on
+    /// this alone if `time` is not set. 0: fast heuristics only.
     pub effort: u64,
     /// How many threads may work at once; the result does not depend on it.
     pub threads: usize,
@@ -97,18 +98,16 @@ impl Problem {
         if !self.is_plain() {
             return constrained::pack(self, limits);
         }
-        let lower_bound = self.lower_bound();
         let mut budget = Budget::new(limits);
-        budget.goal = lower_bound.max(self.capacities()[0].or(limits.capacity).unwrap_or(0));
-        Ok(pack_plain(self, &budget).into_packing(lower_bound))
+        budget.goal = self.capacities()[0].or(limits.capacity).unwrap_or(0);
+        Ok(pack_plain(self, &budget).into_packing())
     }
 
     /// Gives every item bytes of its own, whether lifetimes overlap or not. Rules besides those of each item are not looked at.
     pub fn apart(&self) -> Result<Packing, ProblemError> {
         self.verify()?;
         let (placed, sections) = plain_sections(self);
-        let plain = Plain::new(self, &placed, &stacked(&sections).offsets, Method::Apart);
-        Ok(plain.into_packing(self.lower_bound()))
+        Ok(Plain::new(self, &placed, &sections, &stacked(&sections).offsets, Method::Apart).into_packing())
     }
 }
 
@@ -117,6 +116,7 @@ pub(super) struct Plain {
     /// The offset of each item.
     pub(super) offsets: Vec<u64>,
     pub(super) height: u64,
+    lower_bound: u64,
     pub(super) method: Method,
     /// [`Proof::Search`], if a search for anything lower was exhausted.
     pub(super) proof: Option<Proof>,
@@ -124,8 +124,9 @@ pub(super) struct Plain {
 
 impl Plain {
     /// From the offsets of those items that need space; sizes count as they are, not in units.
-    fn new(problem: &Problem, placed: &[usize], found: &[u64], method: Method) -> Self {
-        let mut plain = Plain { offsets: vec![0; problem.items.len()], height: 0, method, proof: None };
+    fn new(problem: &Problem, placed: &[usize], sections: &Sections, found: &[u64], method: Method) -> Self {
+        let lower_bound = if is_whole(problem, placed, sections) { sections.lower_bound() } else { problem.lower_bound() };
+        let mut plain = Plain { offsets: vec![0; problem.items.len()], height: 0, lower_bound, method, proof: None };
         for (&item, &offset) in placed.iter().zip(found) {
             plain.offsets[item] = offset;
             plain.height = plain.height.max(offset + problem.items[item].size);
@@ -133,12 +134,17 @@ impl Plain {
         plain
     }
 
-    fn into_packing(self, lower_bound: u64) -> Packing {
-        let Plain { offsets, height, method, proof } = self;
+    fn into_packing(self) -> Packing {
+        let Plain { offsets, height, lower_bound, method, proof } = self;
         let proof = if height == lower_bound { Some(Proof::Bound) } else { proof };
         let spaces = vec![Extent { height, lower_bound }];
         Packing { offsets, height, lower_bound, proof, method, in_place: Vec::new(), spaces }
     }
+}
+
+/// Whether the items are in sections what they are in bytes: their sizes whole units of the finest alignment.
+fn is_whole(problem: &Problem, placed: &[usize], sections: &Sections) -> bool {
+    placed.iter().zip(&sections.spans).all(|(&item, span)| problem.items[item].size == span.size)
 }
 
 /// The items that need space, and the sections of their lives.
@@ -155,21 +161,32 @@ pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
     let budget = Budget { goal: budget.goal.max(sections.lower_bound()), ..*budget };
     let start = start(problem, &placed, &sections);
     let mut offsets = vec![0; placed.len()];
-    let (mut height, mut method) = (0, Method::Apart);
-    for part in sections.parts() {
+    let mut highest = Refined { found: Found { offsets: Vec::new(), height: 0 }, method: Method::Apart, lower_bound: 0 };
+    let mut parts = sections.parts();
+    // The fullest first: no other has to become lower than it did.
+    parts.sort_by_cached_key(|part| std::cmp::Reverse(part.sections.lower_bound()));
+    let mut lower_bound = 0;
+    for part in parts {
         let incumbent = start.as_ref().map(|start| {
             let offsets: Vec<u64> = part.spans.iter().map(|&span| start[span as usize]).collect();
             let top = |(span, offset): (&Span, &u64)| offset + span.size;
             let height = part.sections.spans.iter().zip(&offsets).map(top).max().unwrap_or(0);
             (Found { offsets, height }, Method::Start)
         });
-        let (found, how) = pack_part(&part.sections, incumbent, &budget);
-        part.spans.iter().zip(found.offsets).for_each(|(&span, offset)| offsets[span as usize] = offset);
-        if found.height > height {
-            (height, method) = (found.height, how);
+        let budget = Budget { goal: budget.goal.max(highest.found.height), ..budget };
+        let refined = pack_part(&part.sections, incumbent, &budget);
+        lower_bound = lower_bound.max(refined.lower_bound);
+        part.spans.iter().zip(&refined.found.offsets).for_each(|(&span, &offset)| offsets[span as usize] = offset);
+        if refined.found.height > highest.found.height {
+            highest = refined;
         }
     }
-    Plain::new(problem, &placed, &offsets, method)
+    let mut plain = Plain::new(problem, &placed, &sections, &offsets, highest.method);
+    // A proof in units says nothing about the last unit's unused rest.
+    if is_whole(problem, &placed, &sections) && plain.height > 0 && plain.height == lower_bound {
+        plain.proof = Some(Proof::Search);
+    }
+    plain
 }
 
 /// An incumbent from the offsets that the problem starts with: those, if they are a packing; else what first fit makes of
@@ -220,14 +237,14 @@ fn stacked(sections: &Sections) -> Found {
 }
 
 /// Packs spans that no instant tears apart, lower than the incumbent if it can.
-fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &Budget) -> (Found, Method) {
+fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &Budget) -> Refined {
     let few_pairs = greedy::cost(sections) <= GREEDY_MAX;
     let lives = Lives::new(sections);
     let mut skyline = Skyline::new(sections, &lives);
     let mut best = incumbent;
     for method in METHODS {
         let limit = best.as_ref().map_or(u64::MAX, |(found, _)| found.height);
-        if limit <= budget.goal {
+        if limit <= budget.goal || (limit < u64::MAX && budget.is_over()) {
             break;
         }
         let found = match method {
@@ -243,10 +260,7 @@ fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &B
     }
     let (found, method) = best.unwrap_or_else(|| (stacked(sections), Method::Apart));
     if budget.effort == 0 || found.height <= budget.goal {
-        return (found, method);
+        return Refined { found, method, lower_bound: 0 };
     }
-    let mut improve = Improve::new(sections, &lives, found, budget.seed);
-    improve.run(budget);
-    eprintln!("placed {} passes {}", improve.placed, improve.placed / sections.spans.len() as u64);
-    (improve.best().clone(), method)
+    refine(sections, &lives, found, method, budget)
 }

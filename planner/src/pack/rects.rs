@@ -1,23 +1,37 @@
 //! Rectangles of time × bytes: what items need, what they need together, and where they collide.
 
-use super::problem::{Gap, Item, Window};
+use super::problem::{Gap, Item, Problem, Window};
 use crate::liveness::Lifetime;
 use std::collections::BTreeMap;
 
 /// Bytes that an item needs for some time; neither is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rect {
-    pub(super) item: usize,
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) low: u64,
-    pub(super) high: u64,
+pub(crate) struct Rect {
+    pub(crate) item: usize,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) low: u64,
+    pub(crate) high: u64,
 }
 
 impl Rect {
     /// The same one, moved up.
     pub(super) fn above(self, base: u64) -> Rect {
         Rect { low: self.low + base, high: self.high + base, ..self }
+    }
+}
+
+impl Problem {
+    /// What the items need, bytes counted from the offset of each.
+    pub(crate) fn rects(&self) -> Vec<Rect> {
+        let mut gaps = self.gaps.clone();
+        gaps.sort_by_key(|gap| gap.item);
+        let mut gaps = gaps.chunk_by(|a, b| a.item == b.item).peekable();
+        let mut rects = Vec::with_capacity(self.items.len());
+        for (item, it) in self.items.iter().enumerate() {
+            needed(item, it, 0, gaps.next_if(|gaps| gaps[0].item == item).unwrap_or(&[]), &mut rects);
+        }
+        rects
     }
 }
 

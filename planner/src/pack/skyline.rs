@@ -5,6 +5,10 @@
 
 use super::lives::{Lives, NONE, Waiting};
 use super::sections::{Sections, Span};
+use std::time::Instant;
+
+/// How many items are placed between two looks at the clock.
+const LOOK: usize = 4096;
 
 /// What one pass needs, kept from one to the next.
 pub(super) struct Skyline<'a> {
@@ -12,17 +16,20 @@ pub(super) struct Skyline<'a> {
     lives: &'a Lives,
     waiting: Waiting,
     outline: Outline,
+    /// When to give up.
+    pub(super) deadline: Option<Instant>,
     /// Where the last pass has put each span.
     pub(super) offsets: Vec<u64>,
 }
 
 impl<'a> Skyline<'a> {
     pub(super) fn new(sections: &'a Sections, lives: &'a Lives) -> Self {
-        Skyline { sections, lives, waiting: Waiting::default(), outline: Outline::default(), offsets: vec![0; sections.spans.len()] }
+        let offsets = vec![0; sections.spans.len()];
+        Skyline { sections, lives, waiting: Waiting::default(), outline: Outline::default(), deadline: None, offsets }
     }
 
     /// Places the spans, earlier ones in `order` preferred, and returns the height. Nothing, if it would not stay below
-    /// `limit`.
+    /// `limit`, or the time is over.
     pub(super) fn pack(&mut self, order: &[u32], limit: u64) -> Option<u64> {
         self.waiting.reset(self.lives, order);
         self.outline.reset(self.sections.count());
@@ -46,6 +53,9 @@ impl<'a> Skyline<'a> {
             }
             self.outline.stack(valley, span, offset + span.size);
             left -= 1;
+            if left.is_multiple_of(LOOK) && self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return None;
+            }
         }
         Some(height)
     }

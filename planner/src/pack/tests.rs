@@ -32,7 +32,7 @@ fn assert_valid(problem: &Problem, packing: &Packing) {
     assert_eq!(check(problem, packing), Ok(()));
 }
 
-fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
+pub(super) fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
     let mut problem = Problem::default();
     let (span, coarse) = (u.int_in_range(1..=30u64)?, u.arbitrary::<bool>()?);
     for _ in 0..u.int_in_range(0..=items_max)? {
@@ -67,7 +67,9 @@ fn packed_by(problem: &Problem, method: Method) -> Packing {
         }
         Method::FirstFit(rank) => greedy::pack(&sections, &lives, &rank.order(&sections), greedy::Fit::First, u64::MAX),
         Method::BestFit(rank) => greedy::pack(&sections, &lives, &rank.order(&sections), greedy::Fit::Best, u64::MAX),
-        Method::Apart | Method::Start | Method::Blocks(_) | Method::SqueakyWheel => unreachable!("none of the fast methods"),
+        Method::Apart | Method::Start | Method::Blocks(_) | Method::SqueakyWheel | Method::Search => {
+            unreachable!("none of the fast methods")
+        }
     };
     let found = found.expect("without a limit there is always a packing");
     let mut offsets = vec![0; problem.items.len()];
@@ -90,7 +92,8 @@ fn every_method_is_valid_on_random_problems() {
         // What lies on top counts in whole units of the finest alignment until the end.
         let unit = problem.items.iter().filter(|item| item.needs_space()).map(|item| item.align).min().unwrap_or(1);
         let whole = |bytes: u64| bytes.next_multiple_of(unit);
-        assert_eq!(whole(best.height), whole(lowest), "the portfolio returns the best of its methods");
+        // Lower than each of them it can be: different stretches of time may be packed by different methods.
+        assert!(whole(best.height) <= whole(lowest), "the portfolio returns the best of its methods");
         let apart = problem.apart().expect("small");
         assert_valid(&problem, &apart);
         let needy = || problem.items.iter().filter(|item| item.needs_space());
@@ -102,7 +105,7 @@ fn every_method_is_valid_on_random_problems() {
 
 /// The optimum: first fit in some order finds it (in the order of an optimal solution's offsets nothing lands higher than
 /// there), so all orders are tried.
-fn optimum(problem: &Problem) -> u64 {
+pub(super) fn optimum(problem: &Problem) -> u64 {
     fn permute(sections: &Sections, lives: &Lives, sizes: &[u64], order: &mut Vec<u32>, fixed: usize, best: &mut u64) {
         if fixed == order.len() {
             if let Some(found) = greedy::pack(sections, lives, order, greedy::Fit::First, u64::MAX) {

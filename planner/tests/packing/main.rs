@@ -4,3 +4,4 @@ mod mutations;
 mod oracle;
 mod properties;
 mod random_problem;
+mod seeds;

@@ -8,11 +8,11 @@ use slabwise_planner::{
 };
 
 const ALL: [Options; 5] = [
-    Options { order: OrderPolicy::MinPeak, in_place: true, reuse: true },
-    Options { order: OrderPolicy::MinPeak, in_place: false, reuse: true },
-    Options { order: OrderPolicy::Program, in_place: true, reuse: true },
-    Options { order: OrderPolicy::Program, in_place: false, reuse: true },
-    Options { order: OrderPolicy::MinPeak, in_place: true, reuse: false },
+    Options { order: OrderPolicy::MinPeak, in_place: true, reuse: true, effort: 100_000 },
+    Options { order: OrderPolicy::MinPeak, in_place: false, reuse: true, effort: 100_000 },
+    Options { order: OrderPolicy::Program, in_place: true, reuse: true, effort: 100_000 },
+    Options { order: OrderPolicy::Program, in_place: false, reuse: true, effort: 100_000 },
+    Options { order: OrderPolicy::MinPeak, in_place: true, reuse: false, effort: 100_000 },
 ];
 
 /// Whether a plan is safe to run, straight from the definition and in quadratic time: every byte that a task touches, at

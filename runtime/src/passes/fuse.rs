@@ -15,14 +15,16 @@ mod merge;
 
 use std::collections::HashSet;
 
-use slabwise_kernels::spec::PoolKind;
+use slabwise_kernels::spec::{MAX_ARGUMENTS, PoolKind};
 use smallvec::SmallVec;
 
 use super::layout::{AxisMap, is_computed, trace_axes};
-use crate::graph::Graph;
+use crate::graph::{Graph, Node};
 use crate::ops::{NodeId, Op};
+pub(super) use clusters::Edge;
+use clusters::Place;
 pub use clusters::{Cluster, Clusters};
-use clusters::{Edge, Place};
+pub(super) use inline::wide;
 use inline::{inline_nodes, recomputed};
 
 /// Which fusions are allowed; each can be switched off.
@@ -40,7 +42,8 @@ pub struct Fuse {
     pub siblings: bool,
     /// What several kernels use is computed and stored by the first of them, rather than by a kernel before.
     pub stored: bool,
-    /// A sum or product of one tensor in memory that several kernels use is made anew in each.
+    /// What is cheap to make of tensors in memory is made anew where it is used: by each of several kernels, and on the way back
+    /// rather than kept from the way forward (see [`super::remake`]).
     pub recompute: bool,
 }
 
@@ -59,22 +62,14 @@ impl Fuse {
 
 /// The longest row, in elements, that a rows kernel keeps at hand; longer ones are read again by a second kernel.
 const ROW_MAX: i64 = 1 << 16;
-/// Most nodes in a kernel, and most operands: what keeps its registers and its argument list small.
+/// Most nodes in a kernel, and most operands: what keeps its registers and its argument list small. Beside the operands there
+/// are at most four arguments of an anchor.
 const MEMBERS_MAX: usize = 96;
-const OPERANDS_MAX: usize = 15;
+const OPERANDS_MAX: usize = MAX_ARGUMENTS - 8;
 
 /// Divides a graph, which [`super::legalise`] has seen, into kernels.
 pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
-    let edges: Vec<SmallVec<[Edge; 3]>> = graph
-        .ids()
-        .map(|id| {
-            let seen = |&i: &NodeId| {
-                let (source, axes) = trace_axes(graph, i);
-                Edge { source, axes }
-            };
-            if graph.node(id).op.is_view() { SmallVec::new() } else { graph.node(id).inputs.iter().map(seen).collect() }
-        })
-        .collect();
+    let edges = edges(graph);
     let mut inline = inline_nodes(graph, &edges);
     let users = users(graph, &edges);
     if options.recompute {
@@ -92,8 +87,21 @@ pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
     builder.finish()
 }
 
+/// What each node takes, views skipped; views take nothing.
+pub(super) fn edges(graph: &Graph) -> Vec<SmallVec<[Edge; 3]>> {
+    let seen = |&i: &NodeId| {
+        let (source, axes) = trace_axes(graph, i);
+        Edge { source, axes }
+    };
+    let of = |node: &Node| if node.op.is_view() { SmallVec::new() } else { node.inputs.iter().map(seen).collect() };
+    graph.nodes.iter().map(of).collect()
+}
+
+/// Nodes that take a node's value, each with the position among its operands.
+pub(super) type Users = SmallVec<[(NodeId, usize); 4]>;
+
 /// Operand positions that take each node's value, views skipped.
-fn users(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<SmallVec<[(NodeId, usize); 4]>> {
+pub(super) fn users(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<Users> {
     let mut users = vec![SmallVec::new(); graph.nodes.len()];
     for id in graph.ids() {
         for (k, edge) in edges[id.at()].iter().enumerate() {
@@ -109,7 +117,7 @@ type Uses = SmallVec<[(usize, Option<AxisMap>); 4]>;
 struct Builder<'a> {
     graph: &'a Graph,
     options: &'a Fuse,
-    users: Vec<SmallVec<[(NodeId, usize); 4]>>,
+    users: Vec<Users>,
     edges: Vec<SmallVec<[Edge; 3]>>,
     inline: Vec<bool>,
     list: Vec<Cluster>,

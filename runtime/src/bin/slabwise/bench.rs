@@ -42,7 +42,7 @@ pub struct Args {
     /// chain: the gradient with respect to x instead of the sum
     #[arg(long)]
     grad: bool,
-    /// Models: also the mean time of each kernel, in the order they run
+    /// Models: also the fastest time of each kernel, in the order they run
     #[arg(long)]
     kernels: bool,
     /// One JSON object instead of text

@@ -1,12 +1,14 @@
 //! The command line: what a model needs, what the plan saves, how fast a step is.
 //!
-//! Exit codes: 0 on success, 1 when what was asked for cannot be done (the reason goes to stderr), 2 on wrong usage.
+//! Exit codes: 0 on success, 1 when what was asked for cannot be done (the reason goes to stderr), 2 on wrong usage or
+//! an input file that makes no sense.
 #![forbid(unsafe_code)]
 
 mod bench;
 mod compare;
 mod info;
 mod output;
+mod pack;
 mod plan;
 
 use std::process::ExitCode;
@@ -29,19 +31,23 @@ enum Command {
     Compare(compare::Args),
     /// Time a training step, a matrix product or an elementwise chain
     Bench(bench::Args),
+    /// Give offsets to buffers with known lifetimes, so that as few bytes as possible are needed
+    Pack(pack::Args),
     /// Show versions, instruction sets, threads and the settings read
     Info,
 }
 
 fn main() -> ExitCode {
+    let success = |()| ExitCode::SUCCESS;
     let done = match Cli::parse().command {
-        Command::Plan(args) => plan::run(&args),
-        Command::Compare(args) => compare::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Info => info::run(),
+        Command::Plan(args) => plan::run(&args).map(success),
+        Command::Compare(args) => compare::run(&args).map(success),
+        Command::Bench(args) => bench::run(&args).map(success),
+        Command::Pack(args) => pack::run(&args),
+        Command::Info => info::run().map(success),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

@@ -4,9 +4,9 @@ use slabwise_kernels::scalar::ScalarOp;
 use smallvec::SmallVec;
 
 use super::clusters::Edge;
-use crate::graph::{Graph, Phase};
+use crate::graph::{Graph, Node, Phase};
 use crate::ops::{NodeId, Op};
-use crate::passes::layout::is_computed;
+use crate::passes::layout::{AxisMap, is_computed};
 
 /// Values made of numbers, indices and random bits alone, whose every use can make them anew.
 pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<bool> {
@@ -69,13 +69,7 @@ pub(super) fn recomputed(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[
         if !pointwise || !users[id.at()].iter().all(looped) || edges[id.at()].iter().any(|e| e.axes.is_none()) {
             continue;
         }
-        // All axes of the node that are longer than 1 are axes of the operand.
-        let whole = |e: &&Edge| {
-            let axes =
-                e.axes.as_ref().map(|axes| (0..node.dims.len()).filter(|&i| !node.dims[i].is(1)).all(|i| axes.contains(&Some(i as u8))));
-            axes == Some(true)
-        };
-        let wide: SmallVec<[NodeId; 3]> = edges[id.at()].iter().filter(whole).map(|e| e.source).filter(|s| !is_leaf(graph, *s)).collect();
+        let wide: SmallVec<[NodeId; 3]> = edges[id.at()].iter().filter(|e| wide(graph, node, e)).map(|e| e.source).collect();
         let kept = |s: &NodeId| in_memory(*s) || returns(*s);
         let steps = wide.iter().map(|s| if inline[s.at()] || !kept(s) { work[s.at()] } else { Some(0) });
         let Some(steps) = steps.sum::<Option<u32>>().map(|n| n + 1).filter(|&n| n <= RECOMPUTED_MAX) else { continue };
@@ -91,6 +85,12 @@ pub(super) fn recomputed(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[
             }
         }
     }
+}
+
+/// Whether an operand is a tensor that has all axes of the node that are longer than 1, or a part of one.
+pub(in crate::passes) fn wide(graph: &Graph, node: &Node, edge: &Edge) -> bool {
+    let all = |axes: &AxisMap| (0..node.dims.len()).filter(|&i| !node.dims[i].is(1)).all(|i| axes.contains(&Some(i as u8)));
+    !is_leaf(graph, edge.source) && edge.axes.as_ref().is_none_or(all)
 }
 
 /// A number, an index or the like, which is no tensor.

@@ -4,18 +4,21 @@ use std::collections::HashSet;
 
 use smallvec::SmallVec;
 
-use super::{Builder, MEMBERS_MAX, OPERANDS_MAX, ROW_MAX};
+use super::{Builder, Cluster, MEMBERS_MAX, OPERANDS_MAX, ROW_MAX};
+use crate::graph::Phase;
 use crate::ops::{NodeId, Op};
 use crate::passes::layout::AxisMap;
 
 impl Builder<'_> {
-    /// Makes the kernels that use one value into fewer, where that is possible; whether any were.
+    /// Makes the kernels that use one value into fewer, where that is possible; whether any were. A single number is no reason to:
+    /// the updates of all weights use the rate, but each belongs to its gradient.
     pub(super) fn merge_all(&mut self, uses: &[(usize, Option<AxisMap>)]) -> bool {
         let mut merged = false;
         for (i, (a, axes)) in uses.iter().enumerate() {
             for (b, other) in &uses[i + 1..] {
                 let alive = |at: usize| !self.list[at].members.is_empty();
-                if axes.is_some() && other.is_some() && alive(*a) && alive(*b) {
+                let ranges = axes.as_ref().is_some_and(|axes| axes.iter().any(Option::is_some));
+                if ranges && other.is_some() && alive(*a) && alive(*b) {
                     merged |= (axes == other && self.merge_siblings(*a, *b)) || self.merge_tail(*a, *b) || self.merge_tail(*b, *a);
                 }
             }
@@ -57,15 +60,18 @@ impl Builder<'_> {
         true
     }
 
-    /// Whether two kernels may become one: it is not too large, and neither needs the other's results.
+    /// Whether two kernels may become one: it is not too large, neither needs the other's results, and both belong to one time.
     pub(super) fn may_merge(&self, a: usize, b: usize) -> bool {
         let (x, y) = (&self.list[a], &self.list[b]);
         let small = x.members.len() + y.members.len() <= MEMBERS_MAX && self.operands(a).union(&self.operands(b)).count() <= OPERANDS_MAX;
-        small
-            && self.one_part(&x.members, &y.members)
-            && !self.shares_container(&x.members, &y.members)
-            && !self.reaches(a, b)
-            && !self.reaches(b, a)
+        // What is made again must not be made early, for then it would be kept.
+        let phase = |m: &NodeId| self.graph.origin(*m).phase;
+        let early = |a: &Cluster, b: &Cluster| {
+            a.members.iter().any(|m| phase(m) == Phase::Again) && b.members.iter().all(|m| phase(m) == Phase::Forward)
+        };
+        let in_time = !early(x, y) && !early(y, x);
+        let alike = self.one_part(&x.members, &y.members) && in_time;
+        small && alike && !self.shares_container(&x.members, &y.members) && !self.reaches(a, b) && !self.reaches(b, a)
     }
 
     /// Moves all members of `b` into `a`.
