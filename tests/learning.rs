@@ -3,7 +3,7 @@
 
 use ndarray::{Array1, Array2, s};
 use slabwise::models::noise;
-use slabwise::nn::{LayerNorm, Linear};
+use slabwise::nn::{BatchNorm1d, LayerNorm, Linear};
 use slabwise::optim::{Adam, AdamW, Group, Schedule, Sgd};
 use slabwise::prelude::*;
 
@@ -123,6 +123,57 @@ fn parts_need_the_memory_of_a_part() {
     let gradients = ((INPUTS + 1 + 2 + CLASSES) * 64 + CLASSES) as u64 * 4 + 6 * 64;
     assert!(parts <= part + part / 2 + gradients, "{parts} bytes in eight parts; a part takes {part}, the gradients {gradients}");
     assert!(3 * parts < whole, "{parts} bytes in eight parts, {whole} at once");
+}
+
+#[test]
+fn parts_share_what_is_computed_before_and_states_pass_through_them() {
+    let params = Params::seeded(3);
+    let w = params.root().param("w", (INPUTS,), Init::Normal { mean: 0.0, std: 1.0 });
+    let norm = BatchNorm1d::new(&params.root() / "norm", INPUTS);
+    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
+    let trace = Trace::training();
+    let x = trace.input("x", F32, (8, INPUTS)).split(0, 2);
+    // Made once, used by both parts; what is learnt goes through it from both.
+    let table = trace.param(&w).tanh();
+    let state = trace.state("runs", F32, (), Init::Constant(1.0));
+    let loss = trace.minimize_in_parts(2, Sgd::new(0.1), |i| {
+        let y = x[i].apply(&norm) * table * state.value();
+        if i == 0 {
+            // The second part still reads what it was.
+            state.set(state.value() * 2.0);
+        }
+        y.detach().square().mean() + (x[i] * table).square().mean() * state.value()
+    });
+    let program = session.compile(&trace, [loss]).expect("it compiles");
+
+    let mut mean = vec![0.0f64; INPUTS];
+    for step in 0..4u32 {
+        let (x, _) = batch(8, u64::from(step));
+        let w: Vec<f64> = session.value("w").expect("it is there").iter().map(|&w| f64::from(w)).collect();
+        let runs = f64::from(1u32 << step);
+        assert_eq!(f64::from(session.value("runs").expect("it is there").sum()), runs);
+        let got = f64::from(session.run(&program, (&x,)).expect("a step")[0].item());
+        let after = session.value("w").expect("it is there");
+        let running = session.value("norm.running_mean").expect("it is there");
+        let mut expected = 0.0;
+        for (i, w) in w.iter().enumerate() {
+            let column: Vec<f64> = x.column(i).iter().map(|&x| f64::from(x)).collect();
+            let table = w.tanh();
+            for part in column.chunks(4) {
+                let m = part.iter().sum::<f64>() / 4.0;
+                let variance = part.iter().map(|x| (x - m) * (x - m)).sum::<f64>() / 4.0;
+                mean[i] = 0.9 * mean[i] + 0.1 * m;
+                let normed = part.iter().map(|x| (x - m) * (x - m) / (variance + 1e-5)).sum::<f64>();
+                let squares = part.iter().map(|x| x * x).sum::<f64>();
+                expected += (table * table * (normed * runs * runs + squares * runs)) / (2.0 * 4.0 * INPUTS as f64);
+            }
+            assert!((f64::from(running[[i]]) - mean[i]).abs() < 1e-6, "the running mean takes both parts, one after the other");
+            let squares = column.iter().map(|x| x * x).sum::<f64>();
+            let slope = 2.0 * table * (1.0 - table * table) * squares * runs / (8.0 * INPUTS as f64);
+            assert!((f64::from(after[[i]]) - (w - 0.1 * slope)).abs() < 1e-5, "step {step}, weight {i}");
+        }
+        assert!((got - expected).abs() < 1e-4 * expected, "step {step}: {got}, not {expected}");
+    }
 }
 
 #[test]
