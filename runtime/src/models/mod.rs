@@ -300,6 +300,12 @@ impl Network {
     }
 }
 
+impl Module for Network {
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        self.layers.forward(x)
+    }
+}
+
 /// So many of one shape.
 fn shape(batch: Dim, one: &[usize]) -> Shape {
     let dims: Vec<Dim> = [batch].into_iter().chain(one.iter().map(|&n| n.into())).collect();

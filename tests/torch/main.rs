@@ -1,5 +1,8 @@
 //! Small versions of the built-in models against what PyTorch computed (`tests/data/record.py`): weights load under PyTorch's
-//! names, and outputs, gradients, running statistics and ten training steps agree.
+//! names, and outputs, gradients, running statistics and ten training steps agree. The models of the usual benchmarks as they are
+//! are in `full.rs`.
+
+mod full;
 
 use std::path::PathBuf;
 
@@ -11,6 +14,8 @@ use slabwise::prelude::*;
 use slabwise::weights::File;
 
 const STEPS: usize = 10;
+/// Room for the gradients of all parameters of a model.
+const PARAMS_MAX: usize = 72;
 
 fn path(name: &str, part: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/torch/{name}.{part}.safetensors"))
@@ -76,6 +81,14 @@ fn loss<'t>(logits: Tensor<'t>, y: &ArrayD<i32>) -> Tensor<'t> {
     by_class.cross_entropy(labels)
 }
 
+/// The gradients of all parameters one behind the other.
+fn gradients<'t>(trace: &'t Trace, loss: Tensor<'t>, params: &[&Param]) -> Tensor<'t> {
+    assert!(params.len() <= PARAMS_MAX, "{} parameters", params.len());
+    let all = trace.gradients(loss, std::array::from_fn::<_, PARAMS_MAX, _>(|i| params[i % params.len()]));
+    let flat: Vec<Tensor<'_>> = all[..params.len()].iter().map(|g| g.reshape([-1i64])).collect();
+    trace.concat(&flat, 0)
+}
+
 fn check(name: &'static str, optimizer: impl Optimizer, layers: impl Fn(&Scope) -> Box<dyn Module>) {
     let case = Case { name, file: File::open(path(name, "case")).expect("recorded") };
     let (x, y) = case.step(0);
@@ -91,12 +104,10 @@ fn check(name: &'static str, optimizer: impl Optimizer, layers: impl Fn(&Scope) 
     // Logits and gradients of the first step.
     let (mut session, model, declared) = open();
     let trained: Vec<&Param> = declared.iter().filter(|p| p.is_trained()).collect();
-    assert!(trained.len() <= 64, "{name}: {} parameters", trained.len());
     let trace = Trace::training();
     let logits = input(&trace, &x).apply(&*model);
-    let gradients = trace.gradients(loss(logits, &y), std::array::from_fn::<_, 64, _>(|i| trained[i % trained.len()]));
-    let flat: Vec<Tensor<'_>> = gradients[..trained.len()].iter().map(|g| g.reshape([-1i64])).collect();
-    let program = session.compile(&trace, [logits, trace.concat(&flat, 0)]).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let flat = gradients(&trace, loss(logits, &y), &trained);
+    let program = session.compile(&trace, [logits, flat]).unwrap_or_else(|e| panic!("{name}: {e}"));
     let [logits, flat] = session.run(&program, (&x, &y)).expect("it runs");
     case.assert_close("logits", &logits.array().expect("f32"), 1e-4);
     let flat = flat.array::<f32>().expect("f32");
