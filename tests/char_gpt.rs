@@ -96,9 +96,10 @@ fn the_cache_is_state_of_the_session_and_written_in_place() {
     assert_eq!(cache, ["cache.0.keys", "cache.0.values", "cache.1.keys", "cache.1.values"]);
     let plan = p.next.plan();
     assert_eq!(plan.persistent().state, 4 * (SIZES.length * SIZES.width * 4) as u64);
-    // No copy of a cache is in the slab.
-    let largest = plan.dag().buffers.iter().map(|b| b.bytes).max();
-    assert!(largest < Some((SIZES.length * SIZES.width * 4) as u64), "{largest:?}");
+    // Of a cache the slab has what a block reads of it, once, and nothing larger.
+    let cache = (SIZES.length * SIZES.width * 4) as u64;
+    let large = plan.dag().buffers.iter().filter(|b| b.bytes >= cache).map(|b| b.bytes);
+    assert!(large.clone().all(|bytes| bytes == cache) && large.count() <= 4);
     assert!(plan.steps().all(|step| !step.starts_with("cache.") || !step.ends_with(".update")), "no copies at the end");
 }
 
