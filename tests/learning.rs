@@ -147,7 +147,7 @@ fn parts_share_what_is_computed_before_and_states_pass_through_them() {
     });
     let program = session.compile(&trace, [loss]).expect("it compiles");
 
-    let mut mean = vec![0.0f64; INPUTS];
+    let mut mean = [0.0f64; INPUTS];
     for step in 0..4u32 {
         let (x, _) = batch(8, u64::from(step));
         let w: Vec<f64> = session.value("w").expect("it is there").iter().map(|&w| f64::from(w)).collect();
