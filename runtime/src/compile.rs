@@ -7,7 +7,7 @@ use slabwise_planner::Options;
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
-use crate::passes::{Clusters, Fuse, Scheduled, Simplify, fuse, legalise, lower, remake, schedule, simplify};
+use crate::passes::{Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, fuse, legalise, lower, remake, schedule, simplify};
 use crate::plan::{Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
@@ -44,7 +44,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     debug_verify(graph)?;
     let options = session.options;
     let graph = simplify(graph, &options.simplify);
-    let graph = legalise(&if options.fuse.recompute { remake(&graph) } else { graph });
+    let graph = legalise(&if options.fuse.recompute { remake(&graph, REMADE_MIN) } else { graph });
     debug_verify(&graph)?;
     let clusters: Clusters = fuse(&graph, &options.fuse);
     if cfg!(debug_assertions) {

@@ -110,7 +110,7 @@ fn perceptron_and_small_convolutions() {
 #[test]
 fn residual_networks_in_full() {
     check("resnet20", 4, Sgd::new(1e-4).momentum(0.9));
-    check("resnet18", 4, Sgd::new(1e-4).momentum(0.9));
+    check("resnet18", 4, Sgd::new(2e-5).momentum(0.9));
 }
 
 #[test]

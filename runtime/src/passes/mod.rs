@@ -13,6 +13,6 @@ mod update;
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
 pub use layout::legalise;
 pub use lower::{Arg, Task, lower};
-pub use remake::remake;
+pub use remake::{REMADE_MIN, remake};
 pub use schedule::{Scheduled, schedule};
 pub use simplify::{Simplify, simplify};

@@ -23,12 +23,12 @@ use crate::shape::elements;
 const SOURCES_MAX: usize = 2;
 /// Most operations that it takes.
 const STEPS_MAX: u32 = 24;
-/// Fewer elements than that are kept: they cost few bytes.
-const ELEMENTS_MIN: i64 = 1 << 12;
+/// Tensors of fewer elements cost few bytes, and are kept.
+pub const REMADE_MIN: i64 = 1 << 12;
 
-/// The graph with what is cheap to make again made again.
-pub fn remake(graph: &Graph) -> Graph {
-    let (choice, again) = choose(graph);
+/// The graph with tensors of at least `smallest` elements that are cheap to make again made again.
+pub fn remake(graph: &Graph, smallest: i64) -> Graph {
+    let (choice, again) = choose(graph, smallest);
     if !again.contains(&true) {
         return graph.clone();
     }
@@ -63,16 +63,17 @@ enum Place {
 
 struct Choice<'a> {
     graph: &'a Graph,
+    smallest: i64,
     edges: Vec<SmallVec<[Edge; 3]>>,
     users: Vec<Users>,
     places: Vec<Place>,
 }
 
 /// Where values are, and for each node whether the way back makes it again.
-fn choose(graph: &Graph) -> (Choice<'_>, Vec<bool>) {
+fn choose(graph: &Graph, smallest: i64) -> (Choice<'_>, Vec<bool>) {
     let edges = edges(graph);
     let users = users(graph, &edges);
-    let mut choice = Choice { graph, edges, users, places: vec![Place::Stored; graph.nodes.len()] };
+    let mut choice = Choice { graph, smallest, edges, users, places: vec![Place::Stored; graph.nodes.len()] };
     let forward = |id: &NodeId| graph.origin(*id).phase == Phase::Forward && !graph.node(*id).op.is_view();
     for id in graph.ids().filter(forward) {
         choice.places[id.at()] = choice.place(id);
@@ -107,7 +108,7 @@ fn choose(graph: &Graph) -> (Choice<'_>, Vec<bool>) {
 impl Choice<'_> {
     fn place(&self, id: NodeId) -> Place {
         let (graph, node) = (self.graph, self.graph.node(id));
-        let large = elements(&node.dims).is_some_and(|n| n.at(&graph.symbols.bounds()) >= ELEMENTS_MIN);
+        let large = elements(&node.dims).is_some_and(|n| n.at(&graph.symbols.bounds()) >= self.smallest);
         if !large || !is_computed(&node.op) || graph.outputs.contains(&id) {
             return Place::Stored;
         }
