@@ -7,19 +7,21 @@
 //! use slabwise::prelude::*;
 //! use ndarray::Array2;
 //!
+//! /// Of a batch of eight.
+//! fn loss<'t>(trace: &'t Trace, layer: &Linear) -> Tensor<'t> {
+//!     let (x, y) = (trace.input("x", F32, (8, 2)), trace.input("y", F32, (8, 1)));
+//!     x.apply(layer).mse(y)
+//! }
+//!
 //! let params = Params::seeded(1);
 //! let layer = Linear::new(&params.root() / "layer", 2, 1);
-//! let loss = |trace| {
-//!     let (x, y) = (Trace::input(trace, "x", F32, (8, 2)), Trace::input(trace, "y", F32, (8, 1)));
-//!     x.apply(&layer).mse(y)
-//! };
 //! let mut session = Session::new(Device::auto(), params)?;
 //! let trace = Trace::training();
-//! let error = loss(&trace);
+//! let error = loss(&trace, &layer);
 //! trace.minimize(error, Adam::new(0.05));
 //! let train = session.compile(&trace, [error])?;
 //! let trace = Trace::inference();
-//! let judge = session.compile(&trace, [loss(&trace)])?;
+//! let judge = session.compile(&trace, [loss(&trace, &layer)])?;
 //!
 //! // y = x₀ − x₁
 //! let batch = |seed: usize| {
@@ -37,7 +39,7 @@
 //!     })
 //!     .run(&mut session, |epoch| (0..20).map(move |step| batch(epoch as usize * 20 + step)))?;
 //! assert!(fitted.best().is_some_and(|epoch| epoch.validation < Some(1e-3)));
-//! # slabwise::Result::Ok(())
+//! # Ok::<(), slabwise::Error>(())
 //! ```
 
 use std::path::PathBuf;

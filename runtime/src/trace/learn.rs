@@ -102,7 +102,7 @@ impl Trace {
     /// let labels = trace.input("labels", I32, (64,)).split(0, 4);
     /// let loss = trace.minimize_in_parts(4, Sgd::new(0.1), |i| x[i].apply(&layer).cross_entropy(labels[i]));
     /// # Session::new(Device::Cpu, params)?.compile(&trace, [loss])?;
-    /// # slabwise::Result::Ok(())
+    /// # Ok::<(), slabwise::Error>(())
     /// ```
     #[track_caller]
     pub fn minimize_in_parts<'t>(
