@@ -200,6 +200,12 @@ impl Compiled {
         Ok(env)
     }
 
+    /// How many examples a run is fed with: the length of its first input, 1 without one.
+    pub fn examples(&self, feed: &dyn Feed) -> Result<usize> {
+        let env = self.sizes(feed)?;
+        Ok(self.inputs.first().and_then(|input| input.dims.first()).map_or(1, |length| length.usize_at(&env)))
+    }
+
     fn fit(&self, at: usize, source: &Source<'_>, known: &mut [Option<u32>]) -> Result<()> {
         let slot = &self.inputs[at];
         let fail = |message: String| Err(Error::Input { name: slot.name.into(), message });

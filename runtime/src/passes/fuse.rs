@@ -127,12 +127,28 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn visit(&mut self, id: NodeId) {
-        if let Some((cluster, axes)) = self.joinable(id)
+        if !self.is_partial_sum(id)
+            && let Some((cluster, axes)) = self.joinable(id)
             && self.join(id, cluster, axes)
         {
             return;
         }
         self.open(id);
+    }
+
+    /// Whether a sum gets one more product, and then the next sum another: then each product is added by its own kernel, to
+    /// what there is so far, so that one sum is in memory rather than all products at once.
+    fn is_partial_sum(&self, id: NodeId) -> bool {
+        let adds_product = |sum: NodeId| {
+            let own = |edge: &Edge| {
+                let product = matches!(self.graph.node(edge.source).op, Op::Matmul | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_));
+                let in_order = edge.axes.as_ref().is_some_and(|axes| axes.iter().flatten().is_sorted());
+                product && in_order && self.users[edge.source.at()].len() == 1 && wide(self.graph, self.graph.node(sum), edge)
+            };
+            self.graph.node(sum).op == Op::Scalar(ScalarOp::Add) && self.edges[sum.at()].iter().any(own)
+        };
+        let [(user, _)] = self.users[id.at()][..] else { return false };
+        self.options.epilogues && adds_product(id) && adds_product(user)
     }
 
     /// The kernel that the node may join, and its axes there: the one that has all its uses, made of several if need be; else
@@ -189,7 +205,11 @@ impl Builder<'_> {
     /// Adds the node to a kernel if the kernel's form allows it.
     fn join(&mut self, id: NodeId, cluster: usize, axes: AxisMap) -> bool {
         let c = &self.list[cluster];
-        if self.shares_container(&[id], &c.members) || c.members.len() >= MEMBERS_MAX || self.operands_with(cluster, id) > OPERANDS_MAX {
+        if !self.one_part(&[id], &c.members)
+            || self.shares_container(&[id], &c.members)
+            || c.members.len() >= MEMBERS_MAX
+            || self.operands_with(cluster, id) > OPERANDS_MAX
+        {
             return false;
         }
         match &self.graph.node(id).op {
