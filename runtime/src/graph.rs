@@ -20,6 +20,8 @@ pub enum Phase {
     Forward,
     /// Made by differentiation.
     Backward,
+    /// What the user wrote, made a second time for the way back.
+    Again,
     /// Made by an optimizer.
     Update,
 }
@@ -33,6 +35,12 @@ pub struct Origin {
     pub layer: Arc<str>,
     /// Which part of the step.
     pub phase: Phase,
+    /// The segment whose inside the way back makes again ([`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint)), from 1;
+    /// 0 outside of all.
+    pub segment: u32,
+    /// Which part of the batch, where a step takes one after the other: kernels of a part run when those of the parts before have
+    /// run.
+    pub part: u32,
 }
 
 /// One operation and its value.
@@ -74,8 +82,12 @@ pub struct VariableInfo {
     pub dims: Dims,
     /// What it holds at first.
     pub init: Init,
-    /// A weight, rather than state that accompanies weights.
+    /// Part of the model (a weight, a running statistic), rather than state that accompanies weights.
     pub is_param: bool,
+    /// Of a part of the model: whether gradients change it.
+    pub trained: bool,
+    /// The variable of which this is an average: it starts as what that one holds.
+    pub average_of: Option<Arc<str>>,
 }
 
 impl VariableInfo {
@@ -87,8 +99,30 @@ impl VariableInfo {
             dims: param.sizes().clone(),
             init: param.init(),
             is_param: true,
+            trained: param.is_trained(),
+            average_of: None,
         }
     }
+
+    /// The state that averages this variable over the steps.
+    pub(crate) fn average(&self) -> Self {
+        let name = format!("ema.{}", self.name).into();
+        VariableInfo { name, is_param: false, trained: false, average_of: Some(self.name.clone()), ..self.clone() }
+    }
+
+    /// The number of axes.
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+}
+
+/// A step counter, and the variables that move on with it: what optimizers that read it update.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// The counter.
+    pub variable: u32,
+    /// What it counts the updates of.
+    pub counts: Vec<u32>,
 }
 
 /// A computation: nodes in topological order.
@@ -100,6 +134,8 @@ pub struct Graph {
     pub inputs: Vec<InputInfo>,
     /// What [`Op::Variable`] and [`Op::Assign`] refer to.
     pub variables: Vec<VariableInfo>,
+    /// Of the variables, the counters of training steps.
+    pub counters: Vec<Counter>,
     /// The bounded dimensions.
     pub symbols: Symbols,
     /// What [`Node::origin`] refers to.
@@ -108,6 +144,8 @@ pub struct Graph {
     pub outputs: Vec<NodeId>,
     /// The origin that emitted nodes get.
     pub current_origin: u32,
+    /// The part of the batch that is written down.
+    pub current_part: u32,
 }
 
 /// What is wrong with a graph. A graph made through the API never is.
@@ -195,8 +233,10 @@ impl Graph {
             op if origin.layer.is_empty() => op.name().to_string(),
             op => format!("{}.{}", origin.layer, op.name()),
         };
-        if origin.phase == Phase::Backward && !name.contains("grad") {
-            name.push_str(".grad");
+        match origin.phase {
+            Phase::Backward if !name.contains("grad") => name.push_str(".grad"),
+            Phase::Again => name.push_str(".again"),
+            _ => {}
         }
         name
     }

@@ -10,6 +10,7 @@ mod device;
 mod dynamic;
 pub mod error;
 pub mod feed;
+pub mod fit;
 pub mod graph;
 mod init;
 pub mod memory;
@@ -32,6 +33,7 @@ pub use buffer::{Buffer, Donated, Output};
 pub use compile::CompileOptions;
 pub use device::Device;
 pub use error::{Error, Result};
+pub use fit::Fit;
 pub use params::{Init, Param, Params, Scope};
 pub use plan::{Persistent, Plan};
 pub use program::Program;
@@ -40,7 +42,7 @@ pub use shape::{Dim, Shape};
 pub use slabwise_kernels::dtype::DType;
 pub use slabwise_kernels::spec::Window;
 pub use slabwise_planner::Bytes;
-pub use tensor::{AxisSet, Operand, Tensor};
+pub use tensor::{AxisSet, Mask, Operand, Tensor, Tiles};
 pub use trace::{State, Trace};
 
 /// The program in the readme is compiled with the documentation tests.
@@ -53,6 +55,8 @@ pub mod prelude {
     pub use crate::nn::Module;
     pub use crate::ops::ConvGeometry;
     pub use crate::optim::Optimizer;
-    pub use crate::{Bytes, DType, Device, Dim, Init, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Trace, Window};
+    pub use crate::{
+        Bytes, DType, Device, Dim, Init, Mask, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Tiles, Trace, Window,
+    };
     pub use slabwise_kernels::dtype::DType::{Bool, F32, I32, U8};
 }

@@ -1,5 +1,8 @@
 //! A session: the weights, the slab, and the programs that share them.
 
+mod measure;
+mod shared;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,17 +12,19 @@ use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
+use slabwise_kernels::spec::MAX_ARGUMENTS;
 use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Output};
-use crate::compile::{CompileOptions, compile};
+use crate::compile::{CompileOptions, compile, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, VariableInfo};
 use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
+use crate::plan::Plan;
 use crate::program::{Compiled, Place, Planned, Program, lengths};
 use crate::tensor::Tensor;
 use crate::trace::Trace;
@@ -54,6 +59,7 @@ pub struct Session {
     pub(crate) pool: Pool,
     pub(crate) dynamic: Vec<Option<Handle>>,
     by_name: HashMap<Arc<str>, usize>,
+    counters: Vec<shared::SharedCounter>,
     slab: Option<Region>,
     sizes: Region,
     budget: Option<Bytes>,
@@ -93,6 +99,7 @@ impl Session {
             pool: crate::dynamic::open_pool(&MemoryConfig::default())?,
             dynamic: Vec::new(),
             by_name: HashMap::new(),
+            counters: Vec::new(),
             slab: None,
             sizes,
             budget: None,
@@ -158,8 +165,32 @@ impl Session {
     /// All mistakes of the model together, or what of it cannot be planned.
     #[track_caller]
     pub fn compile<const N: usize>(&mut self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Program<N>> {
+        let graph = self.finished(trace, &outputs)?;
+        self.compile_graph(trace.name(), &graph)
+    }
+
+    /// Plans what a trace says for these outputs, as [`Session::compile`] would, but allocates neither weights nor slab: so a
+    /// program can be planned that is larger than this machine.
+    ///
+    /// # Errors
+    /// As [`Session::compile`].
+    #[track_caller]
+    pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
+        let started = Instant::now();
+        let graph = self.finished(trace, &outputs)?;
+        let plan = lay_out(self, trace.name(), &graph, started)?.plan;
+        let persistent = self.persistent_bytes().saturating_add(self.room_for(&self.fresh(&graph)?)?);
+        match self.budget {
+            Some(budget) if persistent.saturating_add(plan.slab_bytes()) > budget.0 => Err(plan.over_budget(budget, persistent)),
+            _ => Ok(plan),
+        }
+    }
+
+    /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.
+    #[track_caller]
+    fn finished(&self, trace: &Trace, outputs: &[Tensor<'_>]) -> Result<Graph> {
         let mut mistakes = self.params.mistakes();
-        let finished = trace.finish(&outputs);
+        let finished = trace.finish(outputs);
         if trace.params().is_some_and(|p| !p.same(&self.params)) {
             return Err(Error::Foreign(format!(
                 "\"{}\" uses parameters that were declared in other Params than this session's",
@@ -167,7 +198,7 @@ impl Session {
             )));
         }
         match finished {
-            Ok(graph) if mistakes.is_empty() => self.compile_graph(trace.name(), &graph),
+            Ok(graph) if mistakes.is_empty() => Ok(graph),
             Ok(_) => Err(Error::Trace(mistakes)),
             Err(more) => {
                 mistakes.extend(more);
@@ -184,11 +215,13 @@ impl Session {
         if graph.outputs.len() != N {
             return Err(Error::Value(format!("\"{name}\" has {} outputs, {N} are expected", graph.outputs.len())));
         }
+        let counters = self.new_counters(name, graph)?;
         let inner = compile(self, name, graph, Instant::now())?;
+        self.keep_counters(counters);
         if let Some(budget) = self.budget {
             let persistent = self.persistent_bytes();
             if persistent.saturating_add(inner.slab_bytes) > budget.0 {
-                return Err(inner.over_budget(budget, persistent));
+                return Err(inner.plan.over_budget(budget, persistent));
             }
         }
         self.grow_slab(inner.slab_bytes, name)?;
@@ -206,8 +239,8 @@ impl Session {
         Ok(())
     }
 
-    /// The indices of a graph's variables in this session; new ones are allocated and initialised.
-    pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
+    /// The variables of a graph that this session does not have yet, and the bytes of each.
+    fn fresh(&self, graph: &Graph) -> Result<Vec<(VariableInfo, u64)>> {
         let declared = self.params.declared().into_iter().map(|p| VariableInfo::of(&p));
         let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
         let mut fresh: Vec<VariableInfo> = Vec::new();
@@ -226,16 +259,32 @@ impl Session {
                 None => fresh.push(info),
             }
         }
-        let sized: Vec<(VariableInfo, u64)> = fresh
-            .into_iter()
-            .map(|info| {
-                let elements = info.dims.iter().try_fold(1u64, |n, d| n.checked_mul(u64::try_from(d.as_fixed()?).ok()?));
-                let bytes = elements.and_then(|n| n.checked_mul(info.dtype.bytes() as u64)).filter(|b| *b <= 1 << 60);
-                let shape = graph.symbols.show(&info.dims).to_string();
-                bytes.map(|b| (info.clone(), b)).ok_or_else(|| Error::Value(format!("\"{}\" {shape}: its byte count overflows", info.name)))
-            })
-            .collect::<Result<_>>()?;
-        let total = sized.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
+        let sized = fresh.into_iter().map(|info| variable_bytes(graph, &info).map(|bytes| (info, bytes)));
+        sized.collect()
+    }
+
+    /// The indices of a graph's variables in this session; new ones are allocated and initialised.
+    pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
+        let sized = self.fresh(graph)?;
+        let total = self.room_for(&sized)?;
+        if total > 0 {
+            let arena = self.memory.reserve(total).map_err(|e| out_of_memory("weights and state", e))?;
+            let (first, mut at) = (self.variables.len(), 0);
+            for (info, bytes) in sized {
+                let region = arena.part(at, bytes);
+                at += bytes.next_multiple_of(ALIGN);
+                crate::init::fill(&info, self.params.seed(), &mut self.memory, &region);
+                self.by_name.insert(info.name.clone(), self.variables.len());
+                self.variables.push(Variable { info, region });
+            }
+            self.restart_averages(first);
+        }
+        Ok(graph.variables.iter().map(|v| self.by_name[&v.name]).collect())
+    }
+
+    /// The bytes of new variables, each rounded up to its alignment, if the budget has room for them.
+    fn room_for(&self, fresh: &[(VariableInfo, u64)]) -> Result<u64> {
+        let total = fresh.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
         let total = total.ok_or_else(|| Error::Value("the byte count of all weights and state overflows".into()))?;
         if let Some(budget) = self.budget.filter(|b| self.persistent_bytes().saturating_add(total) > b.0) {
             let needed = Bytes(self.persistent_bytes().saturating_add(total));
@@ -249,18 +298,7 @@ impl Session {
                 holders: "weights and state alone".into(),
             });
         }
-        if total > 0 {
-            let arena = self.memory.reserve(total).map_err(|e| out_of_memory("weights and state", e))?;
-            let mut at = 0;
-            for (info, bytes) in sized {
-                let region = arena.part(at, bytes);
-                at += bytes.next_multiple_of(ALIGN);
-                crate::init::fill(&info, self.params.seed(), &mut self.memory, &region);
-                self.by_name.insert(info.name.clone(), self.variables.len());
-                self.variables.push(Variable { info, region });
-            }
-        }
-        Ok(graph.variables.iter().map(|v| self.by_name[&v.name]).collect())
+        Ok(total)
     }
 
     /// Runs a program on these inputs, inside the slab. The outputs can be looked at until the next run.
@@ -280,7 +318,7 @@ impl Session {
         for (at, step) in inner.steps.iter().enumerate() {
             let workspace = place(step.workspace);
             peak = peak.max(step.workspace.offset + step.workspace.bytes);
-            let args: SmallVec<[Region; 16]> = step
+            let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
                 .places
                 .iter()
                 .map(|p| match *p {
@@ -297,7 +335,7 @@ impl Session {
             let started = self.profile.as_ref().map(|_| Instant::now());
             step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
-                profile[at] += started.elapsed().as_secs_f64();
+                profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
             if inner.guard > 0 {
                 crate::checks::after(self, inner, slab, at)?;
@@ -470,34 +508,6 @@ impl Session {
             given[to] = Some(Buffer { generation, lengths, dtype: output.dtype, ..buffer });
         }
         Ok(given)
-    }
-
-    /// Runs a program `steps` times and returns the mean seconds of each of its kernels, in the order of
-    /// [`Plan::steps`](crate::Plan::steps).
-    pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<f64>> {
-        self.profile = Some(vec![0.0; program.inner.steps.len()]);
-        let result = (0..steps).try_for_each(|_| self.run(program, &feed).map(|_| ()));
-        let sums = self.profile.take().unwrap_or_default();
-        result?;
-        Ok(sums.into_iter().map(|s| s / f64::from(steps.max(1))).collect())
-    }
-
-    /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte
-    /// that changed. Runs the program twice, with two patterns; weights and state are put back as they were.
-    pub fn measure_touched<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<u64> {
-        let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
-        let kept: Vec<Vec<u8>> = self.variables.iter().map(|v| self.memory.bytes(&v.region).to_vec()).collect();
-        let mut touched = 0;
-        for pattern in [0xA5u8, 0x5A] {
-            self.memory.bytes_mut(&slab).fill(pattern);
-            self.run(program, &feed)?;
-            let last = self.memory.bytes(&slab).iter().rposition(|b| *b != pattern);
-            touched = touched.max(last.map_or(0, |l| l as u64 + 1));
-            for (variable, bytes) in self.variables.iter().zip(&kept) {
-                self.memory.bytes_mut(&variable.region).copy_from_slice(bytes);
-            }
-        }
-        Ok(touched)
     }
 
     /// The elements of a weight or state, by name.

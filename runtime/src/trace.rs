@@ -3,6 +3,7 @@
 //! Mistakes do not stop a trace. Each is recorded with the user's line and layer, the call gives a *poisoned* tensor, and
 //! whatever is made of that one stays silent; `compile` returns all mistakes together.
 
+mod learn;
 mod random;
 mod state;
 
@@ -17,14 +18,14 @@ use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use crate::error::Mistake;
-use crate::graph::{Graph, InputInfo, Origin, Phase};
+use crate::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
 use crate::ops::{Emit, NodeId, Op};
-use crate::optim::{Optimizer, Weight};
 use crate::params::{Param, Params};
 use crate::passes::autodiff;
 use crate::shape::{Dim, Shape, Symbols, elements};
 use crate::tensor::{Operand, POISON, Tensor, number};
 
+pub(crate) use learn::names;
 pub use state::State;
 
 /// The user's line.
@@ -34,6 +35,7 @@ pub(crate) type Line = &'static Location<'static>;
 pub struct Trace {
     building: RefCell<Building>,
     training: bool,
+    averaged: bool,
     name: String,
 }
 
@@ -43,15 +45,29 @@ struct Building {
     mistakes: Vec<Mistake>,
     /// Where the parameters come from.
     params: Option<Params>,
-    /// The node of each variable, and whether it is assigned already.
-    variables: Vec<(NodeId, bool)>,
+    variables: Vec<Held>,
     /// How many random operations there are.
     streams: u32,
-    /// Whether nodes belong to an optimizer.
-    updating: bool,
+    /// How many segments the way back makes again, and whether nodes belong to the last of them.
+    segments: u32,
+    in_segment: bool,
+    /// The update being written down.
+    updating: Option<learn::Updating>,
+    /// What stays as it is when a model learns.
+    frozen: Vec<learn::Frozen>,
+    /// Whose states optimizers make: a prefix of their names.
+    owner: Option<Arc<str>>,
     /// The line reported for calls made by this library itself, where the caller's line is lost: inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
     stand_in: Option<Line>,
+}
+
+/// A variable of the trace.
+struct Held {
+    /// Its value when the step begins.
+    node: NodeId,
+    /// The node that assigns it, if one does.
+    assigned: Option<NodeId>,
 }
 
 impl Building {
@@ -85,12 +101,19 @@ impl Building {
 impl Trace {
     /// A program that learns: dropout drops, [`Trace::minimize`] is allowed, and randomness moves on with every step.
     pub fn training() -> Self {
-        Trace { building: RefCell::default(), training: true, name: "train".into() }
+        Trace { building: RefCell::default(), training: true, averaged: false, name: "train".into() }
     }
 
     /// A program that only computes: dropout is the identity, and random numbers are the same in every run.
     pub fn inference() -> Self {
-        Trace { building: RefCell::default(), training: false, name: "infer".into() }
+        Trace { building: RefCell::default(), training: false, averaged: false, name: "infer".into() }
+    }
+
+    /// The same on averaged weights: parameters are read as the averages that [`Optimizer::ema`](crate::optim::Optimizer::ema)
+    /// keeps of them, statistics as they are. An average of which no program has made a step is the weight's first value.
+    pub fn averaged(mut self) -> Self {
+        self.averaged = true;
+        self
     }
 
     /// The same with the name that reports show.
@@ -156,16 +179,33 @@ impl Trace {
         self.read_param(param, Location::caller())
     }
 
+    /// A [statistic](crate::Scope::statistic) of the model as state: its value, and what replaces it.
+    #[track_caller]
+    pub fn statistic(&self, statistic: &Param) -> State<'_> {
+        let at = Location::caller();
+        if statistic.is_trained() {
+            let message = format!("\"{}\" is a parameter: what changes it is an optimizer", statistic.name());
+            return State::mistaken(self.fail(at, statistic.layer(), message));
+        }
+        self.variable_of(statistic, at)
+    }
+
     pub(crate) fn read_param(&self, param: &Param, at: Line) -> Tensor<'_> {
+        self.variable_of(param, at).value()
+    }
+
+    fn variable_of(&self, param: &Param, at: Line) -> State<'_> {
         let foreign = {
             let mut building = self.building.borrow_mut();
             !building.params.get_or_insert_with(|| param.params().clone()).same(param.params())
         };
         if foreign {
-            return self.fail(at, param.layer(), format!("parameter \"{}\" belongs to other Params than those used before", param.name()));
+            let message = format!("parameter \"{}\" belongs to other Params than those used before", param.name());
+            return State::mistaken(self.fail(at, param.layer(), message));
         }
-        let info = state::variable(param.shared_name().clone(), DType::F32, param.sizes().clone(), param.init(), true);
-        self.declare(at, param.layer(), info).value()
+        let info = VariableInfo::of(param);
+        let info = if self.averaged && info.trained { info.average() } else { info };
+        self.declare(at, param.layer(), info)
     }
 
     /// One value everywhere. Numbers that the type cannot hold are mistakes.
@@ -232,63 +272,6 @@ impl Trace {
         })
     }
 
-    /// Makes every step change the parameters that `loss` depends on, so that it becomes smaller. The loss is an f32 scalar.
-    #[track_caller]
-    pub fn minimize<'t>(&'t self, loss: Tensor<'t>, optimizer: impl Optimizer) {
-        let at = Location::caller();
-        if let Err(why) = optimizer.check() {
-            self.fail(at, "", format!("minimize: {why}"));
-            return;
-        }
-        if !self.training {
-            self.fail(at, "", "minimize: this trace is for inference; a model learns in Trace::training()".into());
-            return;
-        }
-        let loss = self.scalar_loss(at, "minimize", loss);
-        if loss.is_poisoned() {
-            return;
-        }
-        let Some(weights) = self.weights(at, loss) else { return };
-        self.building.borrow_mut().updating = true;
-        self.on_behalf(at, || optimizer.update(self, &weights));
-        self.building.borrow_mut().updating = false;
-    }
-
-    /// The parameters a loss depends on, with their gradients; `None` after a mistake.
-    fn weights<'t>(&'t self, at: Line, loss: Tensor<'t>) -> Option<Vec<Weight<'t>>> {
-        let mut building = self.building.borrow_mut();
-        let building = &mut *building;
-        let graph = &mut building.graph;
-        let mut needed = vec![false; loss.id.at() + 1];
-        needed[loss.id.at()] = true;
-        for i in (0..needed.len()).rev() {
-            if needed[i] {
-                graph.nodes[i].inputs.iter().for_each(|input| needed[input.at()] = true);
-            }
-        }
-        let is_weight = |(v, (node, _)): &(usize, &(NodeId, bool))| graph.variables[*v].is_param && needed.get(node.at()) == Some(&true);
-        let found: Vec<(usize, NodeId)> =
-            building.variables.iter().enumerate().filter(is_weight).map(|(v, (node, _))| (v, *node)).collect();
-        let nodes: Vec<NodeId> = found.iter().map(|(_, node)| *node).collect();
-        let gradients = autodiff::gradients(graph, loss.id, &nodes);
-        let tensor = |id| Tensor { trace: self, id };
-        let weights: Vec<Weight<'t>> = found
-            .iter()
-            .zip(gradients)
-            .filter_map(|(&(v, node), gradient)| Some(Weight::new(v as u32, tensor(node), tensor(gradient?))))
-            .collect();
-        if weights.is_empty() {
-            building.mistake(at, "", "minimize: the loss has no gradient with respect to any parameter".into());
-            return None;
-        }
-        let twice: Vec<usize> = weights.iter().map(|w| w.variable() as usize).filter(|&v| building.variables[v].1).collect();
-        for &v in &twice {
-            let name = building.graph.variables[v].name.clone();
-            building.mistake(at, "", format!("minimize: parameter \"{name}\" is updated a second time"));
-        }
-        twice.is_empty().then_some(weights)
-    }
-
     fn scalar_loss<'t>(&'t self, at: Line, what: &str, loss: Tensor<'t>) -> Tensor<'t> {
         self.record(at, &[loss], |g, ids| {
             let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]));
@@ -348,9 +331,10 @@ impl Trace {
     fn record_in(&self, at: Line, layer: Arc<str>, build: impl FnOnce(&mut Graph) -> Result<NodeId, String>) -> Tensor<'_> {
         let mut building = self.building.borrow_mut();
         let location = building.user_line(at);
-        let phase = if building.updating { Phase::Update } else { Phase::Forward };
+        let phase = if building.updating.is_some() { Phase::Update } else { Phase::Forward };
+        let segment = if building.in_segment { building.segments } else { 0 };
         let graph = &mut building.graph;
-        graph.set_origin(Origin { location, layer: layer.clone(), phase });
+        graph.set_origin(Origin { location, layer: layer.clone(), phase, segment, part: graph.current_part });
         let start = graph.nodes.len();
         let built = build(graph).and_then(|id| fits(graph, start).map(|()| id));
         match built {
@@ -382,6 +366,21 @@ impl Trace {
         };
         let result = work();
         self.building.borrow_mut().stand_in = before;
+        result
+    }
+
+    /// What is recorded during `work` is a segment of which the way back makes again what it needs. A segment inside of
+    /// another is part of that one.
+    pub(crate) fn segment<R>(&self, work: impl FnOnce() -> R) -> R {
+        let outermost = {
+            let mut building = self.building.borrow_mut();
+            let outermost = !building.in_segment;
+            building.segments += u32::from(outermost);
+            building.in_segment = true;
+            outermost
+        };
+        let result = work();
+        self.building.borrow_mut().in_segment = !outermost;
         result
     }
 

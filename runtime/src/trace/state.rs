@@ -8,8 +8,8 @@ use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
-use super::{Line, Trace, resolve};
-use crate::graph::VariableInfo;
+use super::{Held, Line, Trace, resolve};
+use crate::graph::{Counter, VariableInfo};
 use crate::ops::{Emit, Op};
 use crate::params::Init;
 use crate::shape::{Shape, Symbols};
@@ -30,10 +30,31 @@ pub struct State<'t> {
 }
 
 impl<'t> State<'t> {
+    /// The state that a mistake gave; the poisoned tensor says of which trace.
+    pub(super) fn mistaken(poisoned: Tensor<'t>) -> Self {
+        State { trace: poisoned.trace(), variable: None }
+    }
+
     /// What it holds when a step begins.
     pub fn value(self) -> Tensor<'t> {
-        let id = self.variable.map(|v| self.trace.building.borrow().variables[v as usize].0);
+        let id = self.variable.map(|v| self.trace.building.borrow().variables[v as usize].node);
         id.map_or(self.trace.poisoned(), |id| Tensor { trace: self.trace, id })
+    }
+
+    /// What it will hold when the step has ended, as far as the trace is written: what it was [set](State::set) to, else what
+    /// it holds when the step begins.
+    pub fn last(self) -> Tensor<'t> {
+        self.variable.map_or(self.trace.poisoned(), |v| self.trace.last_value(v))
+    }
+
+    /// Replaces what it will hold by what the rule makes of that: steps of one state that follow each other within one step of
+    /// the program, as the running statistics of a layer that is applied several times.
+    #[track_caller]
+    pub fn advance(self, rule: impl FnOnce(Tensor<'t>) -> Tensor<'t>) {
+        let next = rule(self.last());
+        if let Some(variable) = self.variable {
+            self.trace.reassign(Location::caller(), variable, next);
+        }
     }
 
     /// What it holds when the step has ended: a tensor of its type and shape. Once per trace.
@@ -46,7 +67,7 @@ impl<'t> State<'t> {
 }
 
 pub(super) fn variable(name: Arc<str>, dtype: DType, dims: Dims, init: Init, is_param: bool) -> VariableInfo {
-    VariableInfo { name, dtype, dims, init, is_param }
+    VariableInfo { name, dtype, dims, init, is_param, trained: is_param, average_of: None }
 }
 
 impl Trace {
@@ -113,7 +134,7 @@ impl Trace {
         }
         let mut building = self.building.borrow_mut();
         building.graph.variables.push(info);
-        building.variables.push((node.id, false));
+        building.variables.push(Held { node: node.id, assigned: None });
         State { trace: self, variable: Some(building.variables.len() as u32 - 1) }
     }
 
@@ -122,8 +143,8 @@ impl Trace {
         let (layer, info) = {
             let building = self.building.borrow();
             let of = &building.graph.variables[variable as usize];
-            let layer = building.graph.origin(building.variables[variable as usize].0).layer.clone();
-            let name = Arc::from(format!("{slot}.{}", of.name));
+            let layer = building.graph.origin(building.variables[variable as usize].node).layer.clone();
+            let name = building.owned(&format!("{slot}.{}", of.name)).into();
             (layer, self::variable(name, of.dtype, of.dims.clone(), Init::Constant(0.0), false))
         };
         self.declare(at, &layer, info)
@@ -132,7 +153,7 @@ impl Trace {
     /// Makes `value` what a variable holds after the step.
     pub(crate) fn assign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
         let index = variable as usize;
-        let before = self.building.borrow().variables[index].1;
+        let before = self.building.borrow().variables[index].assigned.is_some();
         let done = self.record(at, &[value], |g, ids| {
             let info = &g.variables[index];
             let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]).clone());
@@ -146,12 +167,38 @@ impl Trace {
             Ok(g.emit(Op::Assign(variable), ids, dtype, dims))
         });
         // A value that is wrong already was reported; the next one is not a second.
-        self.building.borrow_mut().variables[index].1 |= !done.is_poisoned();
+        if !done.is_poisoned() {
+            let building = &mut *self.building.borrow_mut();
+            building.variables[index].assigned = Some(done.id);
+            if let Some(updating) = &mut building.updating {
+                updating.assigned.push(variable);
+            }
+        }
+    }
+
+    /// Makes `value` what a variable holds after the step, in place of an earlier assignment.
+    fn reassign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
+        if !value.is_poisoned() {
+            let building = &mut *self.building.borrow_mut();
+            if let Some(earlier) = building.variables[variable as usize].assigned.take() {
+                // A copy that nothing reads does nothing.
+                building.graph.nodes[earlier.at()].op = Op::Copy;
+            }
+        }
+        self.assign(at, variable, value);
+    }
+
+    /// What a variable will hold after the step, as far as the trace is written.
+    pub(crate) fn last_value(&self, variable: u32) -> Tensor<'_> {
+        let building = self.building.borrow();
+        let held = &building.variables[variable as usize];
+        let id = held.assigned.map_or(held.node, |assign| building.graph.node(assign).inputs[0]);
+        Tensor { trace: self, id }
     }
 
     /// Whether a variable is set already.
     fn is_assigned(&self, state: State<'_>) -> bool {
-        state.variable.is_none_or(|v| self.building.borrow().variables[v as usize].1)
+        state.variable.is_none_or(|v| self.building.borrow().variables[v as usize].assigned.is_some())
     }
 
     /// The random state (i32 `[3]`: seed low, seed high, step). A training trace that reads it counts its last number up.
@@ -175,14 +222,35 @@ impl Trace {
         state.value()
     }
 
-    /// How many training steps were completed before this one: an i32 scalar, kept in the state "optim.step". A training
-    /// trace that asks for it counts it up, once, however many optimizers ask.
+    /// How many training steps were completed before this one: an i32 scalar, kept in the state "optim.step", which an
+    /// optimizer of a [name](crate::optim::Optimizer::named) has for itself. A training trace that asks for it counts it up,
+    /// once, however many optimizers ask.
+    ///
+    /// Programs of a session that train the same weights by the same optimizer share the count. Were it shared by programs that
+    /// do not, corrections and schedules that follow it would be wrong: compiling the second of them is an error.
     #[track_caller]
     pub fn completed_steps(&self) -> Tensor<'_> {
-        let state = self.state(STEPS, DType::I32, (), Init::Constant(0.0));
-        if self.is_training() && !self.is_assigned(state) {
+        let state = self.owned_state(STEPS, DType::I32, Init::Constant(0.0));
+        let Some(variable) = state.variable.filter(|_| self.is_training()) else { return state.value() };
+        if !self.is_assigned(state) {
             state.set(state.value() + 1);
         }
-        state.value()
+        let building = &mut *self.building.borrow_mut();
+        let counters = &mut building.graph.counters;
+        if counters.iter().all(|c| c.variable != variable) {
+            counters.push(Counter { variable, counts: Vec::new() });
+        }
+        if let Some(updating) = &mut building.updating {
+            updating.counters.push(variable);
+        }
+        let node = building.variables[variable as usize].node;
+        Tensor { trace: self, id: node }
+    }
+
+    /// A scalar state of the optimizer at work.
+    #[track_caller]
+    pub(crate) fn owned_state(&self, name: &str, dtype: DType, init: Init) -> State<'_> {
+        let name = self.building.borrow().owned(name);
+        self.state(&name, dtype, (), init)
     }
 }
