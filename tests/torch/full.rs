@@ -41,7 +41,7 @@ fn fill(session: &mut Session, declared: &[Param]) {
     let mut trained: Vec<&Param> = declared.iter().filter(|p| p.is_trained()).collect();
     trained.sort_by(|a, b| a.name().cmp(b.name()));
     for (seed, param) in trained.iter().enumerate() {
-        let dims: Vec<usize> = param.dims().iter().copied().collect();
+        let dims: Vec<usize> = param.dims().to_vec();
         let even = noise(&dims, seed).mapv(|x| 2.0 * x - 1.0);
         let values = if dims.len() > 1 {
             let inputs: usize = dims[1..].iter().product();
