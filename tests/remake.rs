@@ -16,7 +16,6 @@ use slabwise::passes::{Fuse, remake};
 use slabwise::prelude::*;
 use slabwise::reference::{Precision, evaluate, same_bits};
 use slabwise::shape::Dims;
-use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::ReduceOp;
 use support::random_graph::RandomGraph;
@@ -25,13 +24,13 @@ use support::{Rng, array, dims, graph, input, variable};
 /// Products by weights with random pointwise work, centring, views and branches between them; and the gradients of the weights.
 fn random_network(seed: u64) -> (Graph, Vec<Dims>) {
     let (mut rng, mut g, square) = (Rng(seed), graph(), dims(&[4, 4]));
-    let mut values = vec![input(&mut g, DType::F32, &square)];
+    let mut values = vec![input(&mut g, F32, &square)];
     let mut weights = Vec::new();
     for _ in 0..14 {
         let [x, y] = [0, 0].map(|_| values[values.len() - 1 - rng.below(values.len().min(3))]);
         let new = match rng.below(8) {
             0 | 1 => {
-                weights.push(variable(&mut g, DType::F32, &square, Init::Constant(0.0)));
+                weights.push(variable(&mut g, F32, &square, Init::Constant(0.0)));
                 let weight = *weights.last().expect("just put there");
                 g.matmul(x, weight)
             }
@@ -61,11 +60,11 @@ fn random_networks_keep_their_bits() {
     for seed in 0..300 {
         let (network, weights) = random_network(seed);
         let before = simplify(&network, &Simplify::default());
-        let after = remake(&before, 1);
+        let after = remake(&before, Some(1));
         assert_eq!(after.verify(), Ok(()), "seed {seed}");
         remade += usize::from(after.ids().any(|id| after.origin(id).phase == Phase::Again));
         let mut rng = Rng(seed);
-        let mut draw = || array(&mut rng, DType::F32, &[4, 4], (-1.0, 1.0), 1);
+        let mut draw = || array(&mut rng, F32, &[4, 4], (-1.0, 1.0), 1);
         let (inputs, variables) = ([draw()], weights.iter().map(|_| draw()).collect::<Vec<_>>());
         let run = |g: &Graph| evaluate(g, &g.symbols.bounds(), &inputs, &variables, Precision::Single).expect("it evaluates").outputs;
         let same = run(&before).iter().zip(run(&after)).all(|(a, b)| same_bits(a, &b));
@@ -79,7 +78,7 @@ fn random_graphs_keep_their_bits() {
     for seed in 0..100 {
         let random = RandomGraph::new(seed, 50);
         let before = simplify(&random.graph, &Simplify::default());
-        let after = remake(&before, 1);
+        let after = remake(&before, Some(1));
         assert_eq!(after.verify(), Ok(()), "seed {seed}");
         let env = random.env(3);
         let (inputs, variables) = random.arguments(&env);

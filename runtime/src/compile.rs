@@ -44,7 +44,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     debug_verify(graph)?;
     let options = session.options;
     let graph = simplify(graph, &options.simplify);
-    let graph = legalise(&if options.fuse.recompute { remake(&graph, REMADE_MIN) } else { graph });
+    let graph = legalise(&remake(&graph, options.fuse.recompute.then_some(REMADE_MIN)));
     debug_verify(&graph)?;
     let clusters: Clusters = fuse(&graph, &options.fuse);
     if cfg!(debug_assertions) {

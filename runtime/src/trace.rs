@@ -54,6 +54,9 @@ struct Building {
     frozen: Vec<learn::Frozen>,
     /// Whose states optimizers make: a prefix of their names.
     owner: Option<Arc<str>>,
+    /// How many segments the way back makes again, and whether nodes belong to the last of them.
+    segments: u32,
+    in_segment: bool,
     /// The line reported for calls made by this library itself, where the caller's line is lost: inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
     stand_in: Option<Line>,
@@ -329,8 +332,9 @@ impl Trace {
         let mut building = self.building.borrow_mut();
         let location = building.user_line(at);
         let phase = if building.updating.is_some() { Phase::Update } else { Phase::Forward };
+        let segment = if building.in_segment { building.segments } else { 0 };
         let graph = &mut building.graph;
-        graph.set_origin(Origin { location, layer: layer.clone(), phase, part: graph.current_part });
+        graph.set_origin(Origin { location, layer: layer.clone(), phase, segment, part: graph.current_part });
         let start = graph.nodes.len();
         let built = build(graph).and_then(|id| fits(graph, start).map(|()| id));
         match built {
@@ -362,6 +366,21 @@ impl Trace {
         };
         let result = work();
         self.building.borrow_mut().stand_in = before;
+        result
+    }
+
+    /// What is recorded during `work` is a segment of which the way back makes again what it needs. A segment inside of
+    /// another is part of that one.
+    pub(crate) fn segment<R>(&self, work: impl FnOnce() -> R) -> R {
+        let outermost = {
+            let mut building = self.building.borrow_mut();
+            let outermost = !building.in_segment;
+            building.segments += u32::from(outermost);
+            building.in_segment = true;
+            outermost
+        };
+        let result = work();
+        self.building.borrow_mut().in_segment = !outermost;
         result
     }
 

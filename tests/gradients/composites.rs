@@ -61,6 +61,7 @@ fn embeddings_and_attention() {
     for causal in [false, true] {
         check("attention", rng, qkv.clone(), |_, x| x[0].attention(x[1], x[2], causal, Mask::None));
     }
+    check("attention in tiles", rng, qkv.clone(), |_, x| x[0].attention_in(Tiles::Queries(2), x[1], x[2], true, Mask::None));
     let bias = floats(rng, &[3, 4]);
     let with_bias: Vec<Array> = qkv.iter().cloned().chain([bias]).collect();
     check("attention with a bias", rng, with_bias, |_, x| x[0].attention(x[1], x[2], false, Mask::Added(x[3])));

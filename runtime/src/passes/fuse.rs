@@ -15,6 +15,7 @@ mod merge;
 
 use std::collections::HashSet;
 
+use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::{MAX_ARGUMENTS, PoolKind};
 use smallvec::SmallVec;
 
@@ -43,7 +44,7 @@ pub struct Fuse {
     /// What several kernels use is computed and stored by the first of them, rather than by a kernel before.
     pub stored: bool,
     /// What is cheap to make of tensors in memory is made anew where it is used: by each of several kernels, and on the way back
-    /// rather than kept from the way forward (see [`super::remake`]).
+    /// rather than kept from the way forward (see [`fn@super::remake`]).
     pub recompute: bool,
 }
 
@@ -126,12 +127,28 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn visit(&mut self, id: NodeId) {
-        if let Some((cluster, axes)) = self.joinable(id)
+        if !self.is_partial_sum(id)
+            && let Some((cluster, axes)) = self.joinable(id)
             && self.join(id, cluster, axes)
         {
             return;
         }
         self.open(id);
+    }
+
+    /// Whether a sum gets one more product, and then the next sum another: then each product is added by its own kernel, to
+    /// what there is so far, so that one sum is in memory rather than all products at once.
+    fn is_partial_sum(&self, id: NodeId) -> bool {
+        let adds_product = |sum: NodeId| {
+            let own = |edge: &Edge| {
+                let product = matches!(self.graph.node(edge.source).op, Op::Matmul | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_));
+                let in_order = edge.axes.as_ref().is_some_and(|axes| axes.iter().flatten().is_sorted());
+                product && in_order && self.users[edge.source.at()].len() == 1 && wide(self.graph, self.graph.node(sum), edge)
+            };
+            self.graph.node(sum).op == Op::Scalar(ScalarOp::Add) && self.edges[sum.at()].iter().any(own)
+        };
+        let [(user, _)] = self.users[id.at()][..] else { return false };
+        self.options.epilogues && adds_product(id) && adds_product(user)
     }
 
     /// The kernel that the node may join, and its axes there: the one that has all its uses, made of several if need be; else
@@ -317,17 +334,7 @@ impl Builder<'_> {
     fn join_anchor(&mut self, id: NodeId, cluster: usize, axes: AxisMap) -> bool {
         let node = self.graph.node(id);
         let c = &self.list[cluster];
-        let bodied = matches!(
-            node.op,
-            Op::Matmul
-                | Op::Conv2d(_)
-                | Op::Conv2dInputGrad(_)
-                | Op::Conv2dWeightGrad(_)
-                | Op::Pool2d(PoolKind::Max | PoolKind::Avg { .. }, _)
-                | Op::Pool2dGrad(..)
-                | Op::Gather { .. }
-                | Op::ScatterAdd { .. }
-        );
+        let bodied = has_body(&node.op);
         let mapped: SmallVec<[u8; 6]> = axes.iter().flatten().copied().collect();
         let in_order = mapped.windows(2).all(|w| w[0] < w[1]);
         if !bodied || !self.options.epilogues || c.anchor.is_some() || c.reduced.contains(&true) || !in_order || !covers(c, &axes, |_| true)
@@ -460,6 +467,21 @@ impl Builder<'_> {
         }
         Clusters { graph: graph.clone(), list, places, edges, inline, stored }.in_order()
     }
+}
+
+/// Operations with a kernel of their own that may have an epilogue.
+fn has_body(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Matmul
+            | Op::Conv2d(_)
+            | Op::Conv2dInputGrad(_)
+            | Op::Conv2dWeightGrad(_)
+            | Op::Pool2d(PoolKind::Max | PoolKind::Avg { .. }, _)
+            | Op::Pool2dGrad(..)
+            | Op::Gather { .. }
+            | Op::ScatterAdd { .. }
+    )
 }
 
 /// Whether every axis of the space that is longer than 1 and satisfies `which` (of being reduced) is among `axes`, and none else.

@@ -1,5 +1,5 @@
 //! The way of a program from graph to kernels. Each stage is a type, so none can be left out or run out of order:
-//! `Graph` → [`autodiff`] → [`mod@simplify`] → [`remake()`] → [`legalise`] → [`Clusters`] → [`Task`]s → [`Scheduled`] → plan → check → program.
+//! `Graph` → [`autodiff`] → [`mod@simplify`] → [`fn@remake`] → [`legalise`] → [`Clusters`] → [`Task`]s → [`Scheduled`] → plan → check → program.
 
 pub mod autodiff;
 mod fuse;

@@ -6,10 +6,14 @@
 //! memory-sharing of in-place activated batch norm (Rota Bulò et al. 2018) and of memory-efficient DenseNets (Pleiss et al.
 //! 2017), found in the graph instead of written into layers.
 //!
+//! Of a segment under [`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint) everything is made again that the way back needs,
+//! products and sums included: gradient checkpointing (Griewank and Walther 2000, Chen et al. 2016). What others take from a
+//! segment is kept.
+//!
 //! The pass copies such chains, in [`Phase::Again`], in front of their first use on the way back; fusion then makes them part of
 //! a kernel that reads the same tensors, where there is one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use smallvec::SmallVec;
 
@@ -26,15 +30,17 @@ const STEPS_MAX: u32 = 24;
 /// Tensors of fewer elements cost few bytes, and are kept.
 pub const REMADE_MIN: i64 = 1 << 12;
 
-/// The graph with tensors of at least `smallest` elements that are cheap to make again made again.
-pub fn remake(graph: &Graph, smallest: i64) -> Graph {
-    let (choice, again) = choose(graph, smallest);
+/// The graph with the insides of checkpointed segments made again, and so whatever else is cheap and has at least `smallest`
+/// elements, if that is given.
+pub fn remake(graph: &Graph, smallest: Option<i64>) -> Graph {
+    let inside = inside_of_segments(graph);
+    let (choice, again) = choose(graph, &inside, smallest);
     if !again.contains(&true) {
         return graph.clone();
     }
     let out = Graph { nodes: Vec::with_capacity(graph.nodes.len()), ..graph.clone() };
     let map = Vec::with_capacity(graph.nodes.len());
-    let mut copier = Copier { choice: &choice, again, out, map, back: HashMap::new(), copies: HashMap::new() };
+    let mut copier = Copier { choice: &choice, inside, again, out, map, back: HashMap::new(), copies: HashMap::new() };
     for id in graph.ids() {
         let node = graph.node(id);
         let returns = graph.origin(id).phase != Phase::Forward;
@@ -69,12 +75,39 @@ struct Choice<'a> {
     places: Vec<Place>,
 }
 
+/// For each node whether it is part of a checkpointed segment, and nothing on the way forward takes it out of there.
+fn inside_of_segments(graph: &Graph) -> Vec<bool> {
+    let segment = |id: NodeId| {
+        let origin = graph.origin(id);
+        if origin.phase == Phase::Forward { origin.segment } else { 0 }
+    };
+    let mut inside: Vec<bool> =
+        graph.ids().map(|id| segment(id) != 0 && !matches!(graph.node(id).op, Op::Variable(_) | Op::Input(_))).collect();
+    graph.outputs.iter().for_each(|id| inside[id.at()] = false);
+    for user in graph.ids().rev().filter(|id| graph.origin(*id).phase != Phase::Backward) {
+        let node = graph.node(user);
+        for &input in &node.inputs {
+            // A view that is taken out takes the bytes under it along.
+            inside[input.at()] &= segment(input) == segment(user) && (inside[user.at()] || !node.op.is_view());
+        }
+    }
+    inside
+}
+
 /// Where values are, and for each node whether the way back makes it again.
-fn choose(graph: &Graph, smallest: i64) -> (Choice<'_>, Vec<bool>) {
+fn choose<'a>(graph: &'a Graph, inside: &[bool], smallest: Option<i64>) -> (Choice<'a>, Vec<bool>) {
     let edges = edges(graph);
     let users = users(graph, &edges);
-    let mut choice = Choice { graph, smallest, edges, users, places: vec![Place::Stored; graph.nodes.len()] };
-    let forward = |id: &NodeId| graph.origin(*id).phase == Phase::Forward && !graph.node(*id).op.is_view();
+    let mut choice = Choice { graph, smallest: smallest.unwrap_or(i64::MAX), edges, users, places: vec![Place::Stored; graph.nodes.len()] };
+    let mut again = inside.to_vec();
+    if smallest.is_none() {
+        return (choice, again);
+    }
+    // What leaves a segment is kept, however cheap, lest one segment be made again for the next.
+    let forward = |id: &NodeId| {
+        let origin = graph.origin(*id);
+        origin.phase == Phase::Forward && origin.segment == 0 && !graph.node(*id).op.is_view()
+    };
     for id in graph.ids().filter(forward) {
         choice.places[id.at()] = choice.place(id);
     }
@@ -87,7 +120,6 @@ fn choose(graph: &Graph, smallest: i64) -> (Choice<'_>, Vec<bool>) {
         });
     }
     // What is kept after all is a tensor that others are made of.
-    let mut again = vec![false; graph.nodes.len()];
     for id in graph.ids().filter(forward) {
         if matches!(choice.places[id.at()], Place::Stored) {
             continue;
@@ -156,6 +188,7 @@ fn is_step(op: &Op) -> bool {
 
 struct Copier<'a> {
     choice: &'a Choice<'a>,
+    inside: Vec<bool>,
     again: Vec<bool>,
     out: Graph,
     /// The new node of each old one.
@@ -173,16 +206,42 @@ impl Copier<'_> {
             return made;
         }
         let graph = self.choice.graph;
+        if self.inside[id.at()] {
+            // One after the other, since segments may be long.
+            for step in self.missing(id) {
+                let made = self.emit_copy(step, true);
+                self.back.insert(step, made);
+            }
+        }
         let node = graph.node(id);
-        let made = if self.again[id.at()] {
+        let made = if let Some(&made) = self.back.get(&id) {
+            made
+        } else if self.again[id.at()] {
             self.emit_copy(id, true)
-        } else if graph.origin(id).phase == Phase::Forward && (is_step(&node.op) || node.op.is_view()) {
+        } else if graph.origin(id).phase == Phase::Forward && graph.origin(id).segment == 0 && (is_step(&node.op) || node.op.is_view()) {
             self.emit_copy(id, false)
         } else {
             self.map[id.at()]
         };
         self.back.insert(id, made);
         made
+    }
+
+    /// What of a segment must be made again for a node of it, in order.
+    fn missing(&self, id: NodeId) -> Vec<NodeId> {
+        let (mut found, mut at) = (vec![id], 0);
+        let mut seen = HashSet::from([id]);
+        while let Some(&step) = found.get(at) {
+            at += 1;
+            let inputs = self.choice.graph.node(step).inputs.iter().copied();
+            for input in inputs.filter(|i| self.inside[i.at()] && !self.back.contains_key(i)) {
+                if seen.insert(input) {
+                    found.push(input);
+                }
+            }
+        }
+        found.sort_unstable();
+        found
     }
 
     /// A step that something is made of again, itself made again; what is in memory stays.
@@ -207,7 +266,7 @@ impl Copier<'_> {
         let inputs: SmallVec<[NodeId; 3]> =
             node.inputs.iter().map(|&i| if deep { self.copy(i) } else { self.on_the_way_back(i) }).collect();
         let same = node.inputs.iter().zip(&inputs).all(|(old, new)| self.map[old.at()] == *new);
-        if same && !(deep && is_step(&node.op)) {
+        if same && !(deep && (is_step(&node.op) || self.inside[id.at()] && !node.op.is_view())) {
             return self.map[id.at()];
         }
         self.out.set_origin(Origin { phase: Phase::Again, ..self.choice.graph.origin(id).clone() });

@@ -237,7 +237,7 @@ impl Building {
         let Held { node, .. } = self.variables[variable as usize];
         let layer = self.graph.origin(node).layer.clone();
         let location = self.user_line(at);
-        self.graph.set_origin(Origin { location, layer, phase: Phase::Backward, part: self.graph.current_part });
+        self.graph.set_origin(Origin { location, layer, phase: Phase::Backward, segment: 0, part: self.graph.current_part });
         self.graph.add(a, b)
     }
 }

@@ -7,7 +7,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
-use crate::graph::Graph;
+use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::passes::layout::AxisMap;
 
@@ -86,8 +86,8 @@ impl Clusters {
         petgraph::algo::toposort(&quotient, None).map(|_| ()).map_err(|c| format!("kernel {} needs its own result", c.node_id().index()))
     }
 
-    /// The same, every kernel behind those it needs; as far as that leaves a choice, the kernel listed last comes first. Empty
-    /// kernels go.
+    /// The same, every kernel behind those it needs; as far as that leaves a choice, the kernel listed last comes first, and what
+    /// is made again waits until nothing else can be done. Empty kernels go.
     pub(super) fn in_order(mut self) -> Self {
         let count = self.list.len();
         let mut users: Vec<Vec<usize>> = vec![Vec::new(); count];
@@ -103,9 +103,11 @@ impl Clusters {
             *wait = before.len();
             before.into_iter().for_each(|b| users[b].push(at));
         }
-        let mut ready: BinaryHeap<usize> = (0..count).filter(|&at| waits[at] == 0).collect();
+        let phase = |m: &NodeId| self.graph.origin(*m).phase;
+        let in_time: Vec<bool> = self.list.iter().map(|c| c.members.iter().any(|m| phase(m) != Phase::Again)).collect();
+        let mut ready: BinaryHeap<(bool, usize)> = (0..count).filter(|&at| waits[at] == 0).map(|at| (in_time[at], at)).collect();
         let (mut renamed, mut kept) = (vec![usize::MAX; count], Vec::with_capacity(count));
-        while let Some(at) = ready.pop() {
+        while let Some((_, at)) = ready.pop() {
             if !self.list[at].members.is_empty() {
                 renamed[at] = kept.len();
                 kept.push(std::mem::take(&mut self.list[at]));
@@ -113,7 +115,7 @@ impl Clusters {
             for &user in &users[at] {
                 waits[user] -= 1;
                 if waits[user] == 0 {
-                    ready.push(user);
+                    ready.push((in_time[user], user));
                 }
             }
         }
@@ -146,12 +148,12 @@ impl Clusters {
             .or_else(|| c.members.iter().copied().find(|m| matches!(self.graph.node(*m).op, Op::Reduce(..))))
             .unwrap_or(*c.members.last().expect("kernels have members"));
         let extra = c.members.len() - 1;
-        let updates = c.members.iter().any(|m| self.graph.origin(*m).phase == crate::graph::Phase::Update);
+        let updates = c.members.iter().any(|m| self.graph.origin(*m).phase == Phase::Update);
         let mut name = self.graph.name(lead);
         if extra > 0 {
             name += &format!(" +{extra}");
         }
-        if updates && self.graph.origin(lead).phase != crate::graph::Phase::Update {
+        if updates && self.graph.origin(lead).phase != Phase::Update {
             name += " & update";
         }
         name
