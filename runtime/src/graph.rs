@@ -35,12 +35,12 @@ pub struct Origin {
     pub layer: Arc<str>,
     /// Which part of the step.
     pub phase: Phase,
-    /// The segment whose inside the way back makes again ([`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint)), from 1;
-    /// 0 outside of all.
-    pub segment: u32,
     /// Which part of the batch, where a step takes one after the other: kernels of a part run when those of the parts before have
     /// run.
     pub part: u32,
+    /// The segment whose inside the way back makes again ([`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint)), from 1;
+    /// 0 outside of all.
+    pub segment: u32,
 }
 
 /// One operation and its value.

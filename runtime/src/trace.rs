@@ -48,15 +48,15 @@ struct Building {
     variables: Vec<Held>,
     /// How many random operations there are.
     streams: u32,
-    /// How many segments the way back makes again, and whether nodes belong to the last of them.
-    segments: u32,
-    in_segment: bool,
     /// The update being written down.
     updating: Option<learn::Updating>,
     /// What stays as it is when a model learns.
     frozen: Vec<learn::Frozen>,
     /// Whose states optimizers make: a prefix of their names.
     owner: Option<Arc<str>>,
+    /// How many segments the way back makes again, and whether nodes belong to the last of them.
+    segments: u32,
+    in_segment: bool,
     /// The line reported for calls made by this library itself, where the caller's line is lost: inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
     stand_in: Option<Line>,
