@@ -34,6 +34,7 @@ pub mod pack;
 mod plan;
 mod relations;
 pub mod report;
+pub mod remat;
 mod reuse;
 
 pub use bytes::{Bytes, BytesError};
