@@ -33,6 +33,7 @@ mod order;
 pub mod pack;
 mod plan;
 mod relations;
+pub mod remat_graph;
 pub mod report;
 pub mod remat;
 mod reuse;

@@ -4,4 +4,5 @@ mod dags;
 mod generate;
 mod mutations;
 mod properties;
+mod remat_graph;
 mod training_steps;
