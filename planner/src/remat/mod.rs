@@ -1,39 +1,114 @@
-//! Recomputation under a budget.
+//! Recomputation: the cheapest schedule of a graph whose peak stays within a budget.
+//!
+//! A schedule is a sequence of nodes in which a node may stand more than once; each read takes the latest copy, and a copy
+//! lives from its step to its last read. Dropping a buffer while it lies idle and computing it again costs time and saves
+//! memory where the peak is: rematerialisation, in training known as gradient checkpointing. Finding the cheapest schedule
+//! within a budget is NP-hard; [`remat`] searches locally from greedy starts and says how far from the optimum it can be.
+//!
+//! Sources of the ideas: Chen et al., *Training Deep Nets with Sublinear Memory Cost* (2016); Jain et al., *Checkmate* (2020),
+//! for schedules with any number of repeats as an exact problem; Kirisame et al., *Dynamic Tensor Rematerialization* (2021),
+//! for choosing what to drop by bytes, staleness and cost of the way back; Bartan et al., *Moccasin* (2023), for intervals of
+//! retention over one fixed order of steps.
+
+mod bound;
+mod clock;
+mod flow;
 mod network;
 mod repair;
-mod tape;
-use crate::generate::Random;
-use network::{Computation, Network};
-use std::time::{Duration, Instant};
-
-/// proto
-pub struct Proto { /// n
- pub nodes: Vec<(bool, u64, u64, u64, bool, Vec<u32>, Vec<u32>)>, /// o
- pub outputs: Vec<u32> }
-
-/// proto
-pub fn proto(g: &Proto, budget: i64, limit: Duration, seed: u64, start_order: Option<&[u32]>) -> (f64, i64, f64, u64, Vec<u32>) {
-    let t0 = Instant::now();
-    let n = g.nodes.len();
-    let mut id = vec![u32::MAX; n];
-    let mut orig = vec![];
-    for (i, x) in g.nodes.iter().enumerate() {
-        if !x.0 { id[i] = orig.len() as u32; orig.push(i as u32); }
-    }
-    let mut mutators: Vec<Vec<u32>> = vec![vec![]; n];
-    for (i, x) in g.nodes.iter().enumerate() { for &m in &x.6 { mutators[m as usize].push(id[i]); } }
-    let comps: Vec<Computation> = orig.iter().map(|&o| { let x = &g.nodes[o as usize];
-        Computation { bytes: x.1, workspace: x.2, cost: x.3, once: x.4 || !x.6.is_empty(),
-            inputs: x.5.iter().map(|&j| id[j as usize]).filter(|&j| j != u32::MAX).collect(),
-            before: x.5.iter().flat_map(|&j| mutators[j as usize].iter().copied()).filter(|&m| m != id[o as usize]).collect() } }).collect();
-    let outs: Vec<u32> = g.outputs.iter().map(|&o| id[o as usize]).filter(|&j| j != u32::MAX).collect();
-    let net = Network::new(&comps, &outs);
-    let mut order: Vec<u32> = match start_order { Some(o) => o.iter().map(|&i| id[i as usize]).collect(), None => (0..comps.len() as u32).collect() };
-    order.push(net.sink());
-    let (best, first, iters) = search::search(&net, &order, budget, t0, limit, seed);
-    let oh = |c: u128| 100.0 * (c as f64 - net.base_cost as f64) / net.base_cost as f64;
-    let tape = tape::Tape::new(&net, &best);
-    let _ = Random(0);
-    (oh(tape.cost), tape.peak(), oh(first), iters, best.iter().filter(|&&i| i != net.sink()).map(|&i| orig[i as usize]).collect())
-}
 mod search;
+mod tape;
+
+use crate::order::{OrderPolicy, candidates};
+use crate::remat_graph::RematGraph;
+use clock::Clock;
+pub use clock::Limit;
+use network::Network;
+
+/// What [`remat`] is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RematOptions {
+    /// The most bytes above the fixed part that any step may need.
+    pub budget: u64,
+    /// How much searching is allowed.
+    pub limit: Limit,
+    /// Where chance begins.
+    pub seed: u64,
+}
+
+/// A schedule under a budget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remat {
+    /// Nodes in the order they run, each once or more.
+    pub schedule: Vec<u32>,
+    /// The most bytes above the fixed part that a step needs. Above the budget if nothing was found that fits.
+    pub peak: u64,
+    /// What all the steps cost.
+    pub cost: u128,
+    /// No schedule within the budget costs less.
+    pub cost_bound: u128,
+    /// No schedule has a smaller peak: the floor of every budget.
+    pub peak_bound: u64,
+}
+
+/// Why there is nothing to search.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RematError {
+    /// Sums of bytes do not fit the search's arithmetic.
+    #[error("buffers and workspaces together are {bytes} bytes; the search takes less than 2^62")]
+    TooLarge {
+        /// The sum.
+        bytes: u128,
+    },
+}
+
+/// The cheapest schedule found whose peak is at most the budget; if none was found, the one with the smallest peak found.
+///
+/// # Errors
+/// If bytes do not fit the search's arithmetic.
+pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematError> {
+    let mut clock = Clock::new(options.limit);
+    let problem = Problem::new(graph)?;
+    let budget = options.budget.min(1 << 62) as i64;
+    let found = search::search(&problem.net, &problem.orders, budget, &mut clock, options.seed);
+    let tape = tape::Tape::new(&problem.net, &problem.orders[0]);
+    let proved = bound::prove(&problem.net, &problem.orders[0], &tape.need, budget, &clock);
+    let cost_bound = (problem.net.base_cost + proved.extra as u128).min(if found.peak <= budget { found.cost } else { u128::MAX });
+    Ok(Remat { cost_bound, peak_bound: proved.floor as u64, schedule: problem.schedule(&found.order), peak: found.peak as u64, cost: found.cost })
+}
+
+/// A graph as the search sees it.
+struct Problem {
+    net: Network,
+    /// Orders without repeats, the smallest peak first.
+    orders: Vec<Vec<u32>>,
+    /// The node of each computation.
+    nodes: Vec<u32>,
+}
+
+impl Problem {
+    fn new(graph: &RematGraph) -> Result<Problem, RematError> {
+        let bytes = graph.nodes.iter().map(|n| u128::from(n.bytes) + u128::from(n.workspace)).sum();
+        if bytes >= 1 << 62 {
+            return Err(RematError::TooLarge { bytes });
+        }
+        let (net, nodes) = Network::of(graph);
+        let dag = graph.to_dag(false);
+        let mut orders: Vec<Vec<u32>> = vec![(0..nodes.len() as u32).collect()];
+        for (_, order) in candidates(&dag.dag, OrderPolicy::MinPeak) {
+            orders.push(order.iter().map(|t| t.0).collect());
+        }
+        for order in &mut orders {
+            order.push(net.sink());
+        }
+        let mut ranked: Vec<(i64, Vec<u32>)> = orders.into_iter().map(|o| (tape::Tape::new(&net, &o).peak(), o)).collect();
+        ranked.sort();
+        ranked.dedup();
+        ranked.truncate(3);
+        Ok(Problem { orders: ranked.into_iter().map(|(_, o)| o).collect(), net, nodes })
+    }
+
+    /// The order of nodes that an order of computations stands for.
+    fn schedule(&self, order: &[u32]) -> Vec<u32> {
+        order.iter().filter(|&&i| i != self.net.sink()).map(|&i| self.nodes[i as usize]).collect()
+    }
+}

@@ -1,5 +1,7 @@
 //! The problem of the search: what can be computed, numbered without gaps, with neighbours in flat lists.
 
+use crate::remat_graph::RematGraph;
+
 /// Lists of numbers, one per key, behind each other.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lists {
@@ -8,8 +10,8 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Gathers `(key, item)` pairs by key, each item once per key, in the order of the pairs.
-    pub fn gather(keys: usize, pairs: impl Iterator<Item = (u32, u32)> + Clone) -> Lists {
+    /// Gathers `(key, item)` pairs by key, each item once per key, ascending.
+    pub fn gather(keys: usize, pairs: impl Iterator<Item = (u32, u32)>) -> Lists {
         let mut sorted: Vec<(u32, u32)> = pairs.collect();
         sorted.sort_unstable();
         sorted.dedup();
@@ -65,22 +67,43 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// `computations` in topological order; `outputs` are live at the end. Byte counts must sum to less than 2^62.
-    pub fn new(computations: &[Computation], outputs: &[u32]) -> Network {
+    /// The computations of a graph, whose bytes must sum to less than 2^62, and the node of each.
+    pub fn of(graph: &RematGraph) -> (Network, Vec<u32>) {
+        let nodes: Vec<u32> = (0u32..).zip(&graph.nodes).filter(|(_, n)| !n.persistent).map(|(i, _)| i).collect();
+        let mut number = vec![None; graph.nodes.len()];
+        nodes.iter().zip(0u32..).for_each(|(&i, c)| number[i as usize] = Some(c));
+        let own = |list: &[u32]| list.iter().filter_map(|&j| number[j as usize]).collect::<Vec<u32>>();
+        let mut computations: Vec<Computation> = Vec::with_capacity(nodes.len() + 1);
+        computations.extend(nodes.iter().map(|&i| {
+            let node = &graph.nodes[i as usize];
+            let once = !node.recompute || !node.mutates.is_empty();
+            let (bytes, workspace, cost) = (node.bytes, node.workspace, node.cost);
+            Computation { bytes, workspace, cost, once, inputs: own(&node.inputs), before: Vec::new() }
+        }));
+        for (first, then) in graph.mutation_order() {
+            if let (Some(first), Some(then)) = (number[first as usize], number[then as usize]) {
+                computations[first as usize].before.push(then);
+            }
+        }
+        (Network::new(computations, own(&graph.outputs)), nodes)
+    }
+
+    /// `outputs` are live at the end. Byte counts must sum to less than 2^62.
+    pub fn new(mut computations: Vec<Computation>, outputs: Vec<u32>) -> Network {
+        computations.push(Computation { once: true, inputs: outputs, ..Computation::default() });
         let count = computations.len();
-        let sink = Computation { once: true, inputs: outputs.to_vec(), ..Computation::default() };
-        let all = || computations.iter().chain([&sink]).enumerate();
-        let edges = all().flat_map(|(i, c)| c.inputs.iter().map(move |&j| (i as u32, j)));
-        let waits = all().flat_map(|(i, c)| c.before.iter().map(move |&m| (i as u32, m)));
+        let all = || (0u32..).zip(&computations);
+        let edges = || all().flat_map(|(i, c)| c.inputs.iter().map(move |&j| (i, j)));
+        let waits = || all().flat_map(|(i, c)| c.before.iter().map(move |&m| (i, m)));
         Network {
-            bytes: all().map(|(_, c)| c.bytes as i64).collect(),
-            workspace: all().map(|(_, c)| c.workspace as i64).collect(),
-            cost: all().map(|(_, c)| c.cost).collect(),
-            once: all().map(|(_, c)| c.once).collect(),
-            inputs: Lists::gather(count + 1, edges.clone()),
-            consumers: Lists::gather(count + 1, edges.map(|(i, j)| (j, i))),
-            before: Lists::gather(count + 1, waits.clone()),
-            after: Lists::gather(count + 1, waits.map(|(i, m)| (m, i))),
+            bytes: computations.iter().map(|c| c.bytes as i64).collect(),
+            workspace: computations.iter().map(|c| c.workspace as i64).collect(),
+            cost: computations.iter().map(|c| c.cost).collect(),
+            once: computations.iter().map(|c| c.once).collect(),
+            inputs: Lists::gather(count, edges()),
+            consumers: Lists::gather(count, edges().map(|(i, j)| (j, i))),
+            before: Lists::gather(count, waits()),
+            after: Lists::gather(count, waits().map(|(i, m)| (m, i))),
             base_cost: computations.iter().map(|c| u128::from(c.cost)).sum(),
         }
     }

@@ -39,8 +39,19 @@ enum Act {
 
 /// The best thing to do.
 struct Choice {
-    act: Act,
+    act: Option<Act>,
     score: f64,
+}
+
+impl Choice {
+    /// Takes `act` if it is better.
+    fn offer(&mut self, score: f64, act: Act) -> bool {
+        let better = score > self.score;
+        if better {
+            *self = Choice { act: Some(act), score };
+        }
+        better
+    }
 }
 
 impl Repairer {
@@ -59,8 +70,8 @@ impl Repairer {
             if inserted >= inserts_max || tape.cost > cost_max {
                 return false;
             }
-            let Some(choice) = self.choose(tape, random, worst) else { return false };
-            match choice.act {
+            let Some(act) = self.choose(tape, random, worst) else { return false };
+            match act {
                 Act::Again(read, copy) => {
                     inserted += self.best_chain.len();
                     for (k, &node) in self.best_chain.iter().enumerate() {
@@ -73,8 +84,7 @@ impl Repairer {
                 Act::Move(copy, to) => {
                     inserted += 1;
                     self.moved[tape.node[copy as usize] as usize] = self.repairs;
-                    tape.insert(tape.node[copy as usize], to);
-                    tape.remove(copy);
+                    tape.relocate(copy, to);
                 }
             }
         }
@@ -97,26 +107,13 @@ impl Repairer {
     }
 
     /// The best thing to do about step `at`; what to compute again is left in `best_chain`.
-    fn choose(&mut self, tape: &Tape, random: &mut Random, at: u32) -> Option<Choice> {
-        let mut best: Option<Choice> = None;
+    fn choose(&mut self, tape: &Tape, random: &mut Random, at: u32) -> Option<Act> {
+        let mut best = Choice { act: None, score: 0.0 };
         let net = tape.net;
         let excess = tape.need[at as usize] - self.budget;
         let epsilon = 1e-9 * net.base_cost as f64 + 1.0;
         let here = net.inputs.of(tape.node_at(at));
-        let mut take = |random: &mut Random, noise: f64, relieved: i64, steps: u32, cost: u128, act: Act| -> bool {
-            if relieved <= 0 {
-                return false;
-            }
-            let mut score = relieved as f64 * f64::from(steps) / (cost as f64 + epsilon);
-            if noise > 0.0 {
-                score *= (noise * (random.unit() - 0.5)).exp();
-            }
-            let better = best.as_ref().is_none_or(|b| b.score < score);
-            if better {
-                best = Some(Choice { act, score });
-            }
-            better
-        };
+        let score = |relieved: i64, steps: u32, cost: u128, luck: f64| relieved as f64 * f64::from(steps) / (cost as f64 + epsilon) * luck;
         for p in 0..at {
             let c = tape.sequence[p as usize];
             let last = tape.last[c as usize];
@@ -131,30 +128,36 @@ impl Repairer {
             let Some(read) = tape.first_read(node, at + 1, last + 1) else { continue };
             let used = tape.last_read(node, p + 1, at).unwrap_or(p);
             let steps = self.over[read as usize] - self.over[used as usize + 1];
+            let luck = if self.noise > 0.0 { (self.noise * (random.unit() - 0.5)).exp() } else { 1.0 };
             let enough = excess.max((bytes as f64 * self.greed) as i64);
             if read == last {
                 if let Some(gain) = self.sooner(tape, tape.sequence[read as usize], read, at) {
                     let copy = tape.sequence[read as usize];
-                    let _ = take(random, self.noise, gain.min(enough), steps, 0, Act::Move(copy, at));
+                    best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(copy, at));
                 }
             }
             if used == p {
                 if let Some(gain) = self.later(tape, c, read, at) {
-                    let _ = take(random, self.noise, gain.min(enough), steps, 0, Act::Move(c, read));
+                    best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(c, read));
                 }
             }
             if net.once[node as usize] || steps == 0 {
+                continue;
+            }
+            // Nothing that it takes besides makes it better than it would be by itself.
+            let alone = if used == p { 0 } else { u128::from(net.cost[node as usize]) };
+            if score(bytes.min(enough), steps, alone, luck) <= best.score {
                 continue;
             }
             self.chain.clear();
             self.round += 1;
             let Some((cost, kept)) = self.again(tape, node, read, at, bytes) else { continue };
             let cost = if used == p { cost - u128::from(net.cost[node as usize]) } else { cost };
-            if take(random, self.noise, (bytes - kept).min(enough), steps, cost, Act::Again(read, c)) {
+            if best.offer(score((bytes - kept).min(enough), steps, cost, luck), Act::Again(read, c)) {
                 std::mem::swap(&mut self.chain, &mut self.best_chain);
             }
         }
-        best
+        best.act
     }
 
     /// What step `at` gains when the copy at `read` is made just before it instead; nothing if that cannot be.

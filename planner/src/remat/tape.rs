@@ -274,6 +274,12 @@ impl<'n> Tape<'n> {
         self.cost -= u128::from(net.cost[node as usize]);
     }
 
+    /// Moves `c` to just before what is now at `to`; the steps it crosses must be quiet (see [`Tape::is_quiet`]).
+    pub fn relocate(&mut self, c: Copy, to: u32) {
+        self.insert(self.node[c as usize], to);
+        self.remove(c);
+    }
+
     /// What the worst of the steps would need that removing `c` makes dearer.
     pub fn peak_without(&self, c: Copy) -> i64 {
         let p = self.pos[c as usize];
