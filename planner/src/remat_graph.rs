@@ -23,7 +23,7 @@ use crate::dag::{Buffer, BufferId, Dag, DagError, Kind, MayReuse, Task, TaskId};
 mod read;
 mod schedule;
 
-pub use schedule::{Step, order_json, steps_in_place, steps_json};
+pub use schedule::{Place, Step, order_json, placed_steps_json, steps_in_place, steps_json};
 
 /// One operation and the buffer it makes.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]

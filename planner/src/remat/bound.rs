@@ -77,12 +77,6 @@ impl<'n> Bounds<'n> {
         3 * self.net.len() as u32
     }
 
-    /// What `v` needs by itself.
-    fn own(&self, v: u32) -> i64 {
-        let inputs: i64 = self.net.inputs.of(v).iter().map(|&j| self.net.bytes[j as usize]).sum();
-        inputs + self.net.bytes[v as usize] + self.net.workspace[v as usize]
-    }
-
     /// The cheapest choice for `v` at `price` per byte and `rate` times the costs.
     fn line(&mut self, v: u32, price: f64, rate: f64) -> Line {
         let net = self.net;
@@ -124,13 +118,13 @@ impl<'n> Bounds<'n> {
         // The cut is found at rounded prices, the bytes of what it keeps are exact; what rounding hides is less than a
         // byte per computation and unit of scale.
         let hidden = (self.net.len() as f64 * total / SCALE).ceil();
-        self.own(v) + if line.impossible { 0 } else { (line.bytes - hidden).max(0.0) as i64 }
+        own(self.net, v) + if line.impossible { 0 } else { (line.bytes - hidden).max(0.0) as i64 }
     }
 
     /// What every schedule within `budget` costs beyond running everything once, as far as `v` shows it. None if it seems
     /// that `v` cannot run within the budget at all.
     pub fn extra(&mut self, v: u32, budget: i64) -> Option<f64> {
-        let room = (budget - self.own(v)) as f64;
+        let room = (budget - own(self.net, v)) as f64;
         if room < 0.0 {
             return None;
         }
@@ -163,6 +157,17 @@ impl<'n> Bounds<'n> {
     }
 }
 
+/// What `v` needs by itself: inputs, output and workspace.
+fn own(net: &Network, v: u32) -> i64 {
+    let inputs: i64 = net.inputs.of(v).iter().map(|&j| net.bytes[j as usize]).sum();
+    inputs + net.bytes[v as usize] + net.workspace[v as usize]
+}
+
+/// The most that any computation needs by itself: no schedule has a smaller peak, wherever else buffers may be.
+pub(super) fn largest_need(net: &Network) -> i64 {
+    (0..net.len() as u32).map(|v| own(net, v)).max().unwrap_or(0)
+}
+
 /// What is known of every schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Proved {
@@ -176,7 +181,7 @@ pub(super) struct Proved {
 /// all are seen or the time is over.
 pub(super) fn prove(net: &Network, order: &[u32], need: &[i64], budget: i64, clock: &Clock) -> Proved {
     let mut bounds = Bounds::new(net);
-    let mut proved = Proved { floor: (0..net.len() as u32).map(|v| bounds.own(v)).max().unwrap_or(0), extra: 0.0 };
+    let mut proved = Proved { floor: largest_need(net), extra: 0.0 };
     let mut seen = vec![false; order.len()];
     let mut ranked: Vec<usize> = (0..order.len()).collect();
     ranked.sort_by_key(|&p| (std::cmp::Reverse(need[p]), p));

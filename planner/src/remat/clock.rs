@@ -22,6 +22,14 @@ impl Clock {
         Clock { start: Instant::now(), limit, rounds: 0 }
     }
 
+    /// A clock of its own for a part of the work.
+    pub fn slice(&self, part: f64) -> Clock {
+        Clock::new(match self.limit {
+            Limit::Time(limit) => Limit::Time(limit.mul_f64(part)),
+            Limit::Rounds(most) => Limit::Rounds((most as f64 * part) as u64),
+        })
+    }
+
     pub fn tick(&mut self) {
         self.rounds += 1;
     }

@@ -12,9 +12,12 @@
 
 mod bound;
 mod clock;
+mod combine;
 mod flow;
 mod network;
+mod offload;
 mod repair;
+mod schedule;
 mod search;
 mod tape;
 
@@ -23,31 +26,20 @@ use crate::remat_graph::RematGraph;
 use clock::Clock;
 pub use clock::Limit;
 use network::Network;
+pub use offload::Transfer;
+pub use schedule::{Placed, Remat};
 
 /// What [`remat`] is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RematOptions {
     /// The most bytes above the fixed part that any step may need.
     pub budget: u64,
+    /// Time to copy a byte to the host or back, in units of cost, if buffers may be sent there.
+    pub link: Option<f64>,
     /// How much searching is allowed.
     pub limit: Limit,
     /// Where chance begins.
     pub seed: u64,
-}
-
-/// A schedule under a budget.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remat {
-    /// Nodes in the order they run, each once or more.
-    pub schedule: Vec<u32>,
-    /// The most bytes above the fixed part that a step needs. Above the budget if nothing was found that fits.
-    pub peak: u64,
-    /// What all the steps cost.
-    pub cost: u128,
-    /// No schedule within the budget costs less.
-    pub cost_bound: u128,
-    /// No schedule has a smaller peak: the floor of every budget.
-    pub peak_bound: u64,
 }
 
 /// Why there is nothing to search.
@@ -68,12 +60,33 @@ pub enum RematError {
 pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematError> {
     let mut clock = Clock::new(options.limit);
     let problem = Problem::new(graph)?;
+    let (net, orders) = (&problem.net, &problem.orders);
     let budget = options.budget.min(1 << 62) as i64;
-    let found = search::search(&problem.net, &problem.orders, budget, &mut clock, options.seed);
-    let tape = tape::Tape::new(&problem.net, &problem.orders[0]);
-    let proved = bound::prove(&problem.net, &problem.orders[0], &tape.need, budget, &clock);
-    let cost_bound = (problem.net.base_cost + proved.extra as u128).min(if found.peak <= budget { found.cost } else { u128::MAX });
-    Ok(Remat { cost_bound, peak_bound: proved.floor as u64, schedule: problem.schedule(&found.order), peak: found.peak as u64, cost: found.cost })
+    let tape = tape::Tape::new(net, &orders[0]);
+    if let Some(link) = options.link {
+        let found = combine::combine(net, orders, budget, link.max(0.0), &mut clock, options.seed);
+        return Ok(Remat {
+            schedule: problem.schedule(&found.order),
+            transfers: found.transfers,
+            peak: found.peak as u64,
+            cost: found.cost,
+            time: found.time.round() as u128,
+            time_bound: net.base_cost,
+            peak_bound: bound::largest_need(net) as u64,
+        });
+    }
+    let found = search::search(net, orders, budget, &mut clock, options.seed);
+    let proved = bound::prove(net, &orders[0], &tape.need, budget, &clock);
+    let most = if found.peak <= budget { found.cost } else { u128::MAX };
+    Ok(Remat {
+        schedule: problem.schedule(&found.order),
+        transfers: Vec::new(),
+        peak: found.peak as u64,
+        cost: found.cost,
+        time: found.cost,
+        time_bound: (net.base_cost + proved.extra as u128).min(most),
+        peak_bound: proved.floor as u64,
+    })
 }
 
 /// A graph as the search sees it.
