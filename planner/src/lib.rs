@@ -33,9 +33,9 @@ mod order;
 pub mod pack;
 mod plan;
 mod relations;
+pub mod remat;
 pub mod remat_graph;
 pub mod report;
-pub mod remat;
 mod reuse;
 
 pub use bytes::{Bytes, BytesError};

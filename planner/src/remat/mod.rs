@@ -29,11 +29,20 @@ use network::Network;
 pub use offload::Transfer;
 pub use schedule::{Placed, Remat};
 
+/// How many bytes a schedule may need above the fixed part.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Budget {
+    /// So many.
+    Bytes(u64),
+    /// This part of the smallest peak found without recomputation.
+    Fraction(f64),
+}
+
 /// What [`remat`] is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RematOptions {
     /// The most bytes above the fixed part that any step may need.
-    pub budget: u64,
+    pub budget: Budget,
     /// Time to copy a byte to the host or back, in units of cost, if buffers may be sent there.
     pub link: Option<f64>,
     /// How much searching is allowed.
@@ -53,41 +62,47 @@ pub enum RematError {
     },
 }
 
-/// The cheapest schedule found whose peak is at most the budget; if none was found, the one with the smallest peak found.
+/// The cheapest schedule found whose peak is at most the budget; if none was found, the one with the smallest peak found
+/// ([`Remat::is_met`] tells).
 ///
 /// # Errors
 /// If bytes do not fit the search's arithmetic.
 pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematError> {
     let mut clock = Clock::new(options.limit);
     let problem = Problem::new(graph)?;
-    let (net, orders) = (&problem.net, &problem.orders);
-    let budget = options.budget.min(1 << 62) as i64;
-    let tape = tape::Tape::new(net, &orders[0]);
-    if let Some(link) = options.link {
-        let found = combine::combine(net, orders, budget, link.max(0.0), &mut clock, options.seed);
-        return Ok(Remat {
-            schedule: problem.schedule(&found.order),
-            transfers: found.transfers,
-            peak: found.peak as u64,
-            cost: found.cost,
-            time: found.time.round() as u128,
-            time_bound: net.base_cost,
-            peak_bound: bound::largest_need(net) as u64,
-        });
-    }
-    let found = search::search(net, orders, budget, &mut clock, options.seed);
-    let proved = bound::prove(net, &orders[0], &tape.need, budget, &clock);
-    let most = if found.peak <= budget { found.cost } else { u128::MAX };
-    Ok(Remat {
-        schedule: problem.schedule(&found.order),
-        transfers: Vec::new(),
-        peak: found.peak as u64,
-        cost: found.cost,
-        time: found.cost,
-        time_bound: (net.base_cost + proved.extra as u128).min(most),
-        peak_bound: proved.floor as u64,
-    })
+    let budget = problem.budget(options.budget);
+    Ok(problem.solve(options, budget, &mut clock))
 }
+
+/// As [`remat`], but the budget is for the slab that all buffers and workspaces are packed into. Where packing loses bytes,
+/// the search is done again for a smaller peak.
+///
+/// # Errors
+/// If bytes do not fit the search's arithmetic.
+pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Remat, Placed), RematError> {
+    let clock = Clock::new(options.limit);
+    let problem = Problem::new(graph)?;
+    let budget = problem.budget(options.budget);
+    let mut target = budget;
+    let mut best: Option<(Remat, Placed)> = None;
+    for part in SLAB_PARTS {
+        let remat = problem.solve(options, target, &mut clock.slice(part));
+        let placed = remat.place(graph);
+        let lost = placed.height.saturating_sub(remat.peak);
+        if best.as_ref().is_none_or(|b| b.1.height > placed.height) {
+            best = Some((Remat { budget, ..remat }, placed));
+        }
+        let tighter = budget.saturating_sub(lost.max(1)).min(target - target / 512);
+        if best.as_ref().is_some_and(|b| b.1.height <= budget) || tighter < problem.largest_need() {
+            break;
+        }
+        target = tighter;
+    }
+    Ok(best.expect("there is at least one part"))
+}
+
+/// The parts of the time for searches with ever smaller targets until the slab fits.
+const SLAB_PARTS: [f64; 4] = [0.4, 0.2, 0.2, 0.2];
 
 /// A graph as the search sees it.
 struct Problem {
@@ -96,6 +111,8 @@ struct Problem {
     orders: Vec<Vec<u32>>,
     /// The node of each computation.
     nodes: Vec<u32>,
+    /// The peak of the first of the orders.
+    ordered_peak: i64,
 }
 
 impl Problem {
@@ -117,7 +134,46 @@ impl Problem {
         ranked.sort();
         ranked.dedup();
         ranked.truncate(3);
-        Ok(Problem { orders: ranked.into_iter().map(|(_, o)| o).collect(), net, nodes })
+        let ordered_peak = ranked[0].0;
+        Ok(Problem { ordered_peak, orders: ranked.into_iter().map(|(_, o)| o).collect(), net, nodes })
+    }
+
+    fn budget(&self, budget: Budget) -> u64 {
+        match budget {
+            Budget::Bytes(bytes) => bytes,
+            Budget::Fraction(fraction) => (self.ordered_peak as f64 * fraction.max(0.0)) as u64,
+        }
+    }
+
+    fn largest_need(&self) -> u64 {
+        bound::largest_need(&self.net) as u64
+    }
+
+    fn solve(&self, options: &RematOptions, budget_bytes: u64, clock: &mut Clock) -> Remat {
+        let (net, orders) = (&self.net, &self.orders);
+        let budget = budget_bytes.min(1 << 62) as i64;
+        let remat = |order: &[u32], peak: i64, cost: u128| Remat {
+            schedule: self.schedule(order),
+            transfers: Vec::new(),
+            budget: budget_bytes,
+            peak: peak as u64,
+            ordered_peak: self.ordered_peak as u64,
+            cost,
+            time: cost,
+            time_bound: net.base_cost,
+            peak_bound: self.largest_need(),
+        };
+        if let Some(link) = options.link {
+            let found = combine::combine(net, orders, budget, link.max(0.0), clock, options.seed);
+            let time = found.time.round() as u128;
+            return Remat { transfers: found.transfers, time, ..remat(&found.order, found.peak, found.cost) };
+        }
+        let found = search::search(net, orders, budget, clock, options.seed);
+        let tape = tape::Tape::new(net, &orders[0]);
+        let proved = bound::prove(net, &orders[0], &tape.need, budget, clock);
+        let most = if found.peak <= budget { found.cost } else { u128::MAX };
+        let time_bound = (net.base_cost + proved.extra as u128).min(most);
+        Remat { time_bound, peak_bound: proved.floor as u64, ..remat(&found.order, found.peak, found.cost) }
     }
 
     /// The order of nodes that an order of computations stands for.

@@ -57,7 +57,19 @@ impl Choice {
 impl Repairer {
     pub fn new(nodes: usize, budget: i64) -> Repairer {
         let (over, chain, best_chain, order) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Repairer { budget, noise: 0.0, greed: 0.25, over, chain, best_chain, seen: vec![0; nodes], round: 0, moved: vec![0; nodes], repairs: 0, order }
+        Repairer {
+            budget,
+            noise: 0.0,
+            greed: 0.25,
+            over,
+            chain,
+            best_chain,
+            seen: vec![0; nodes],
+            round: 0,
+            moved: vec![0; nodes],
+            repairs: 0,
+            order,
+        }
     }
 
     /// Makes every step fit. False if it cannot, or not with `inserts_max` recomputations more or for less than `cost_max`;
@@ -165,7 +177,11 @@ impl Repairer {
         let net = tape.net;
         let node = tape.node[copy as usize];
         let ready = |j: u32| tape.source(j, read).is_some_and(|s| tape.pos[s as usize] < at);
-        if node == net.sink() || self.moved[node as usize] == self.repairs || !net.inputs.of(node).iter().all(|&j| ready(j)) || !tape.is_quiet(node, at, read) {
+        if node == net.sink()
+            || self.moved[node as usize] == self.repairs
+            || !net.inputs.of(node).iter().all(|&j| ready(j))
+            || !tape.is_quiet(node, at, read)
+        {
             return None;
         }
         let mut gain = -net.bytes[node as usize];

@@ -14,8 +14,12 @@ pub struct Remat {
     pub schedule: Vec<u32>,
     /// What is away from the device for a while.
     pub transfers: Vec<Transfer>,
+    /// The most bytes above the fixed part that were allowed.
+    pub budget: u64,
     /// The most bytes above the fixed part that a step needs. Above the budget if nothing was found that fits.
     pub peak: u64,
+    /// The smallest peak found without recomputation.
+    pub ordered_peak: u64,
     /// What all the steps cost.
     pub cost: u128,
     /// What the steps cost with waiting for transfers.
@@ -36,6 +40,19 @@ pub struct Placed {
 }
 
 impl Remat {
+    /// Whether it is within the budget.
+    pub fn is_met(&self) -> bool {
+        self.peak <= self.budget
+    }
+
+    /// How many bytes are sent to the host.
+    pub fn offloaded_bytes(&self, graph: &RematGraph) -> u64 {
+        let mut made: Vec<u32> = self.transfers.iter().map(|t| t.made).collect();
+        made.sort_unstable();
+        made.dedup();
+        made.into_iter().map(|p| graph.nodes[self.schedule[p as usize] as usize].bytes).sum()
+    }
+
     /// The schedule step by step, buffers freed after their last read.
     pub fn steps(&self, graph: &RematGraph) -> Vec<Step> {
         self.lay_out(graph).into_iter().map(|(step, _)| step).collect()
@@ -82,7 +99,8 @@ impl Remat {
         let mut steps = Vec::new();
         for p in 0..=end {
             let mut here = std::mem::take(&mut before[p as usize]);
-            here.sort_by_key(|&(kind, step, _)| (kind, step.node()));
+            // Of one kind in the order of transfers, as the engines were planned.
+            here.sort_by_key(|&(kind, _, _)| kind);
             steps.extend(here.into_iter().map(|(_, step, stay)| (step, stay)));
             if p < end {
                 let node = self.schedule[p as usize];

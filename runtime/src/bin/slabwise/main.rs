@@ -8,6 +8,7 @@ mod compare;
 mod info;
 mod output;
 mod plan;
+mod remat;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,8 @@ enum Command {
     Compare(compare::Args),
     /// Time a training step, a matrix product or an elementwise chain
     Bench(bench::Args),
+    /// Find the cheapest schedule of a graph file within a memory budget, by computing buffers again or sending them to the host
+    Remat(remat::Args),
     /// Show versions, instruction sets, threads and the settings read
     Info,
 }
@@ -36,6 +39,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Plan(args) => plan::run(&args),
+        Command::Remat(args) => return remat::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Info => info::run(),
