@@ -123,13 +123,13 @@ impl<'n> Bounds<'n> {
 
     /// What every schedule within `budget` costs beyond running everything once, as far as `v` shows it. None if it seems
     /// that `v` cannot run within the budget at all.
-    pub fn extra(&mut self, v: u32, budget: i64) -> Option<f64> {
+    pub fn extra(&mut self, v: u32, budget: i64, clock: &Clock) -> Option<f64> {
         let room = (budget - own(self.net, v)) as f64;
         if room < 0.0 {
             return None;
         }
         let mut low = self.line(v, 0.0, self.factor);
-        if low.impossible || low.bytes <= room {
+        if low.impossible || low.bytes <= room || clock.is_over() {
             return Some(0.0);
         }
         let total: f64 = self.net.bytes.iter().map(|&b| b as f64).sum();
@@ -139,7 +139,7 @@ impl<'n> Bounds<'n> {
         }
         let mut best = 0.0f64;
         for _ in 0..40 {
-            if high.bytes >= low.bytes {
+            if high.bytes >= low.bytes || clock.is_over() {
                 break;
             }
             let price = (high.cost - low.cost) / (low.bytes - high.bytes);
@@ -193,16 +193,17 @@ pub(super) fn prove(net: &Network, order: &[u32], need: &[i64], budget: i64, clo
         if std::mem::replace(&mut seen[p], true) {
             continue;
         }
-        if count > 0 && !clock.may_prove(count) {
+        if !clock.may_prove(count) {
             break;
         }
         count += 1;
-        let better = match bounds.extra(order[p], budget) {
+        let better = match bounds.extra(order[p], budget, clock) {
             Some(extra) if extra > proved.extra => {
                 proved.extra = extra;
                 true
             }
             Some(_) => false,
+            None if clock.is_over() => false,
             None => {
                 let least = bounds.least(order[p]);
                 let better = least > proved.floor;

@@ -45,9 +45,14 @@ impl Clock {
     /// Whether there is time for one more proof after `done` of them.
     pub fn may_prove(&self, done: usize) -> bool {
         match self.limit {
-            Limit::Time(limit) => self.start.elapsed() < limit,
+            Limit::Time(_) => !self.is_over(),
             Limit::Rounds(_) => done < PROOFS,
         }
+    }
+
+    /// Whether time decides, and is over.
+    pub fn is_over(&self) -> bool {
+        matches!(self.limit, Limit::Time(limit) if self.start.elapsed() >= limit)
     }
 
     /// Into how many anneals from different starts the first part of the search is split.

@@ -32,7 +32,7 @@ impl Combined {
 }
 
 /// How far between the peak without recomputation and the budget the intermediate budgets are.
-const LEVELS: [f64; 9] = [1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.04];
+const LEVELS: [f64; 15] = [1.0, 0.93, 0.86, 0.79, 0.71, 0.64, 0.57, 0.5, 0.43, 0.36, 0.29, 0.23, 0.15, 0.08, 0.04];
 
 /// The fastest schedule found that fits `budget` where moving a byte takes `link`.
 pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64, clock: &mut Clock, seed: u64) -> Combined {
@@ -52,7 +52,7 @@ pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64
                 pool.push(Found { order: order.clone(), cost: tape.cost, peak: tape.peak() });
             }
         } else {
-            pool.push(search(net, orders, above, &mut clock.slice(0.04), seed));
+            pool.push(search(net, orders, above, &mut clock.slice(0.03), seed));
         }
     }
     pool.push(alone);

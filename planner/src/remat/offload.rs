@@ -104,25 +104,87 @@ impl<'t, 'n> Offloader<'t, 'n> {
     }
 
     /// Plans transfers until the schedule fits the budget; its time, or nothing if it does not, or not in less than `most`.
+    /// First only transfers that nothing waits for, wherever they relieve; then, where that is not enough, others.
     pub fn fit(&mut self, random: &mut Random, noise: f64, most: f64) -> Option<f64> {
         let mut run = self.run();
+        let mut given_up = vec![false; self.need.len()];
+        let mut patient = true;
         loop {
-            let (worst, &need) = (0u32..).zip(&self.need).max_by_key(|&(p, need)| (*need, std::cmp::Reverse(p)))?;
-            if need <= self.budget {
+            let over = (0u32..).zip(&self.need).filter(|&(p, &need)| need > self.budget && !(patient && given_up[p as usize]));
+            let Some((worst, _)) = over.max_by_key(|&(p, need)| (*need, std::cmp::Reverse(p))) else {
+                if patient && self.peak() > self.budget {
+                    patient = false;
+                    continue;
+                }
                 return Some(self.relax(run.time));
-            }
-            let transfer = self.choose(&run, worst, random, noise)?;
-            self.change(&transfer, -1);
-            self.transfers.push(transfer);
-            run = self.run();
-            if run.time > most {
-                return None;
+            };
+            match self.choose(&run, worst, random, noise, patient) {
+                Some(transfer) => {
+                    self.change(&transfer, -1);
+                    if let Some(old) = self.put(transfer) {
+                        self.change(&old, 1);
+                    }
+                    run = self.run();
+                    if patient {
+                        run = self.delay(run);
+                    }
+                    if run.time > most {
+                        return None;
+                    }
+                }
+                None if patient => given_up[worst as usize] = true,
+                None => return None,
             }
         }
     }
 
+    /// Adds a transfer, in place of the one of the same stretch if there is one.
+    fn put(&mut self, transfer: Transfer) -> Option<Transfer> {
+        let same = self.transfers.iter_mut().find(|t| t.made == transfer.made && t.used == transfer.used);
+        match same {
+            Some(old) => Some(std::mem::replace(old, transfer)),
+            None => {
+                self.transfers.push(transfer);
+                None
+            }
+        }
+    }
+
+    /// Lets what is sent or fetched later than it was before a transfer came between stay longer, so that nothing waits.
+    fn delay(&mut self, run: Run) -> Run {
+        if (0..self.transfers.len()).all(|k| run.out[k] <= run.start[self.transfers[k].gone as usize] + 1e-6) {
+            return run;
+        }
+        // Without waiting, steps begin when those before them are over.
+        let mut now = 0.0;
+        let mut start = Vec::with_capacity(self.costs.len());
+        for cost in &self.costs {
+            start.push(now);
+            now += cost;
+        }
+        for _ in 0..4 {
+            let run = self.run();
+            let mut moved = false;
+            for k in 0..self.transfers.len() {
+                let t = self.transfers[k];
+                let gone = (start.partition_point(|&s| s < run.out[k]) as u32).clamp(t.gone, t.back - 1);
+                if run.out[k] > run.start[t.gone as usize] + 1e-6 && gone > t.gone {
+                    self.change(&t, 1);
+                    self.transfers[k].gone = gone;
+                    let later = self.transfers[k];
+                    self.change(&later, -1);
+                    moved = true;
+                }
+            }
+            if !moved {
+                break;
+            }
+        }
+        self.run()
+    }
+
     /// What to send to relieve step `at`.
-    fn choose(&mut self, run: &Run, at: u32, random: &mut Random, noise: f64) -> Option<Transfer> {
+    fn choose(&mut self, run: &Run, at: u32, random: &mut Random, noise: f64, patient: bool) -> Option<Transfer> {
         let mut ranked: Vec<(f64, Transfer, f64)> = Vec::new();
         let here = self.tape.net.inputs.of(self.tape.node_at(at));
         for p in 0..at {
@@ -134,10 +196,15 @@ impl<'t, 'n> Offloader<'t, 'n> {
             }
             let Some(read) = self.tape.first_read(node, at + 1, last + 1) else { continue };
             let used = self.tape.last_read(node, p + 1, at).unwrap_or(p);
-            if self.transfers.iter().any(|t| t.made == p && t.used == used) {
+            let (transfer, waiting) = match self.transfers.iter().find(|t| t.made == p && t.used == used) {
+                Some(t) if patient || t.gone <= at && at < t.back => continue,
+                // Gone for longer, whoever has to wait.
+                Some(t) => (Transfer { gone: t.gone.min(at), back: t.back.max(at + 1), ..*t }, 0.0),
+                None => self.place(run, Transfer { made: p, used, gone: at, back: at + 1, read }, bytes),
+            };
+            if patient && waiting > 0.0 {
                 continue;
             }
-            let (transfer, waiting) = self.place(run, Transfer { made: p, used, gone: at, back: at + 1, read }, bytes);
             let over = self.need[transfer.gone as usize..transfer.back as usize].iter();
             let relief: f64 = over.map(|&n| (n - self.budget).clamp(0, bytes) as f64).sum();
             let luck = (noise * (random.unit() - 0.5)).exp();
@@ -148,9 +215,12 @@ impl<'t, 'n> Offloader<'t, 'n> {
         ranked.truncate(6);
         let mut best: Option<(f64, Transfer)> = None;
         for (_, transfer, relief) in ranked {
-            self.transfers.push(transfer);
+            let replaced = self.put(transfer);
             let time = self.run().time;
-            self.transfers.pop();
+            match replaced {
+                Some(old) => drop(self.put(old)),
+                None => drop(self.transfers.pop()),
+            }
             let used = 0.02 * self.bytes(&transfer) as f64 * self.link + 1.0;
             let score = relief / ((time - run.time).max(0.0) + used);
             if best.is_none_or(|b| b.0 < score) {
