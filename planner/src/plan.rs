@@ -68,7 +68,7 @@ pub struct Plan {
 pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
     dag.verify()?;
     let mut candidates = Vec::new();
-    for (schedule, order) in order::candidates(dag, options.order) {
+    for (schedule, order) in order::candidates(dag, options.order, options.in_place && options.reuse) {
         let lives = lifetimes(dag, &order);
         for reused in reuse_choices(dag, options, &order, &lives) {
             let layout = Layout::new(dag, &order, &lives, &reused);
