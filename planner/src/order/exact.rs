@@ -39,7 +39,7 @@ pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) ->
     loop {
         // The state was just reached.
         let mut children = Vec::new();
-        let expansion = state.expand(threshold, threshold + 1, &mut children);
+        let expansion = state.expand(threshold, &mut children);
         if state.walk.log.len() == problem.tasks() {
             return Verdict::Found(state.walk.log);
         }

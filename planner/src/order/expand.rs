@@ -39,7 +39,6 @@ pub(super) struct Child {
     /// What runs to get there.
     pub(super) segment: Box<[u32]>,
     pub(super) live: i128,
-    pub(super) peak: i128,
     pub(super) key: u128,
 }
 
@@ -83,9 +82,9 @@ impl<'a> State<'a> {
         ready.dedup();
     }
 
-    /// Runs what can run without loss while steps need at most `floor` or the walk's peak, then appends the states that one
-    /// more choice leads to, if their peaks are below `ceiling`.
-    pub(super) fn expand(&mut self, floor: i128, ceiling: i128, children: &mut Vec<Child>) -> Expansion {
+    /// Runs what can run without loss while steps need `threshold` at most, then appends the states to which one more such
+    /// step leads.
+    pub(super) fn expand(&mut self, threshold: i128, children: &mut Vec<Child>) -> Expansion {
         let first = children.len();
         let mut expansion = Expansion { exceeded: i128::MAX, effort: 0 };
         let mut deferred = Vec::new();
@@ -94,36 +93,35 @@ impl<'a> State<'a> {
             let start = self.walk.mark();
             let changes: Vec<_> = self.ready.iter().map(|&task| (task, self.walk.change(task))).collect();
             expansion.effort += changes.len() as u64;
-            let limit = self.walk.peak.max(floor);
             let idle: Vec<u32> = changes.iter().filter(|(_, change)| change.net <= 0).map(|&(task, _)| task).collect();
-            if changes.iter().any(|&(_, change)| change.net <= 0 && self.walk.live + change.need <= limit) {
+            if changes.iter().any(|&(_, change)| change.net <= 0 && self.walk.live + change.need <= threshold) {
                 self.walk.touched.extend(&idle);
-                close(&mut self.walk, floor, None);
+                close(&mut self.walk, threshold, None);
                 self.update_ready(start);
                 continue;
             }
             let mut alternatives = 0;
             for &(task, change) in &changes {
                 let need = start.live + change.need;
-                if need >= ceiling {
+                if need > threshold {
                     expansion.exceeded = expansion.exceeded.min(need);
                     continue;
                 }
                 alternatives += 1;
                 self.walk.apply(task);
                 deferred.clear();
-                close(&mut self.walk, floor, Some((&self.ready, &mut deferred)));
-                let without_loss = self.walk.live <= start.live && self.walk.peak <= limit;
+                close(&mut self.walk, threshold, Some((&self.ready, &mut deferred)));
+                let without_loss = self.walk.live <= start.live;
                 self.walk.touched.extend(&deferred);
                 self.walk.touched.extend(&idle);
-                close(&mut self.walk, floor, None);
+                close(&mut self.walk, threshold, None);
                 expansion.effort += 2 * self.walk.since(start).len() as u64;
                 if without_loss || changes.len() == 1 {
                     self.update_ready(start);
                     continue 'closing;
                 }
                 let segment = self.walk.since(start).into();
-                children.push(Child { segment, live: self.walk.live, peak: self.walk.peak, key: self.walk.key });
+                children.push(Child { segment, live: self.walk.live, key: self.walk.key });
                 self.walk.undo(start);
             }
             if alternatives == 1 {
@@ -141,7 +139,7 @@ impl<'a> State<'a> {
 
 /// Runs the touched tasks, and those they touch, that fit and do not raise the live bytes. Tasks of a list are only noted in
 /// the other if there are two.
-fn close(walk: &mut Walk, floor: i128, mut spared: Option<(&Vec<u32>, &mut Vec<u32>)>) {
+fn close(walk: &mut Walk, threshold: i128, mut spared: Option<(&Vec<u32>, &mut Vec<u32>)>) {
     let mut unfit = Vec::new();
     while let Some(task) = walk.touched.pop() {
         if !walk.is_ready(task) {
@@ -157,7 +155,7 @@ fn close(walk: &mut Walk, floor: i128, mut spared: Option<(&Vec<u32>, &mut Vec<u
         if change.net > 0 {
             continue;
         }
-        if walk.live + change.need > walk.peak.max(floor) {
+        if walk.live + change.need > threshold {
             unfit.push(task);
             continue;
         }

@@ -170,29 +170,52 @@ impl<'a> Search<'a> {
             return;
         }
         let reversed = self.problem.reversed();
-        for width in WIDTHS {
-            for backwards in [false, true] {
-                let problem = if backwards { &reversed } else { self.problem };
-                if self.bound >= self.peak || limits.is_over() {
-                    break;
-                }
-                let before = limits.effort;
-                if let Some((mut order, _)) = beam::search(problem, width, self.bound, self.peak, &mut limits) {
-                    if backwards {
-                        order.reverse();
+        let mut dive = self.problem.tasks() as u64 * 4;
+        let mut round = 0u32;
+        'rounds: while self.bound < self.peak && !limits.is_over() && round < 12 {
+            for beam in [false, true] {
+                for backwards in [false, true] {
+                    let problem = if backwards { &reversed } else { self.problem };
+                    for way in 0..4 {
+                        let mut repeats = 0;
+                        while self.bound < self.peak && !limits.is_over() && repeats < 6 {
+                            let threshold = match way {
+                                0 => self.peak - 1,
+                                1 => self.bound,
+                                2 => self.bound.midpoint(self.peak),
+                                _ => self.bound.midpoint(self.peak).midpoint(self.peak),
+                            };
+                            let width = 1usize << (2 * round);
+                            let allowed = (dive << (2 * round)) * 2;
+                            let mut own = Limits { effort: if beam { limits.effort } else { allowed.min(limits.effort)}, ..limits };
+                            let before = own.effort;
+                            let verdict = if beam { beam::search(problem, width, threshold, &mut own) } else { exact::search(problem, threshold, &mut own) };
+                            let spent = before - own.effort;
+                            limits.spend(spent);
+                            if beam && round == 0 { dive = dive.max(spent); }
+                            let found = match verdict {
+                                Verdict::Found(mut order) => {
+                                    if backwards {
+                                        order.reverse();
+                                    }
+                                    self.offer(order, if beam { Schedule::Beam } else { Schedule::Exact });
+                                    "found"
+                                }
+                                Verdict::AtLeast(bound) => { self.bound = self.bound.max(bound.min(self.peak)); "atleast" }
+                                Verdict::Unknown => "unknown",
+                            };
+                            say!("{round} {width} {} way {way} T {threshold} {found} {beam} effort {spent}", if backwards { "back" } else { "forth" });
+                            if found == "unknown" {
+                                break;
+                            }
+                            repeats += 1;
+                        }
                     }
-                    self.offer(order, Schedule::Beam);
                 }
-                say!("beam {width} {backwards} effort {}", before - limits.effort);
             }
+            round += 1;
+            if limits.is_over() { break 'rounds; }
         }
-        while self.bound < self.peak && !limits.is_over() {
-            match exact::search(self.problem, self.bound, &mut limits) {
-                Verdict::Found(order) => self.offer(order, Schedule::Exact),
-                Verdict::AtLeast(bound) => self.bound = bound.min(self.peak),
-                Verdict::Unknown => break,
-            }
-            say!("exact");
-        }
+        say!("over {}", limits.effort);
     }
 }
