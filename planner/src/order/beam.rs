@@ -1,7 +1,7 @@
 //! Beam search for an order below a threshold: of the states with equally many tasks run, the few with the fewest live
 //! bytes are followed.
 
-use super::compact::{Compact, Walk};
+use super::compact::Compact;
 use super::exact::Verdict;
 use super::expand::{Child, Limits, State};
 use std::collections::{BTreeMap, HashSet};
@@ -12,13 +12,16 @@ const WAITING: usize = 4;
 
 struct Candidate<'a> {
     parent: Rc<State<'a>>,
-    child: Child,
+    /// What runs next; nothing does at the start.
+    child: Option<u32>,
+    live: i128,
+    key: u128,
 }
 
 /// Looks for an order with a peak of `threshold` at most. A beam that never had to leave out a state proves that there is
 /// none if it finds none.
 pub(super) fn search(problem: &Compact, width: usize, threshold: i128, limits: &mut Limits) -> Verdict {
-    let start = State::new(Walk::new(problem));
+    let start = State::new(problem);
     if start.walk.peak > threshold {
         return Verdict::AtLeast(start.walk.peak);
     }
@@ -26,16 +29,17 @@ pub(super) fn search(problem: &Compact, width: usize, threshold: i128, limits: &
     let mut at_least = i128::MAX;
     let mut complete = true;
     let mut levels: BTreeMap<usize, Vec<Candidate>> = BTreeMap::new();
-    let nothing = Child { segment: Box::default(), live: 0, key: 0 };
-    levels.insert(0, vec![Candidate { parent: Rc::new(start), child: nothing }]);
+    levels.insert(0, vec![Candidate { parent: Rc::new(start), child: None, live: 0, key: 0 }]);
     let mut children = Vec::new();
     while let Some((_, mut level)) = levels.pop_first() {
         complete &= keep(&mut level, width);
-        for Candidate { parent, child } in level {
+        for Candidate { parent, child, .. } in level {
             let mut state = Rc::try_unwrap(parent).unwrap_or_else(|parent| (*parent).clone());
-            state.follow(&child.segment);
-            let expansion = state.expand(threshold, &mut children);
-            if state.walk.log.len() == problem.tasks() {
+            if let Some(task) = child {
+                state.follow(task, threshold);
+            }
+            let expansion = state.expand(threshold, true, &mut children);
+            if state.is_complete() {
                 return Verdict::Found(state.walk.log);
             }
             at_least = at_least.min(expansion.exceeded);
@@ -46,14 +50,13 @@ pub(super) fn search(problem: &Compact, width: usize, threshold: i128, limits: &
                 children.clear();
                 continue;
             }
-            let run = state.walk.log.len();
+            let level = levels.entry(state.walk.log.len() + 1).or_default();
             let parent = Rc::new(state);
-            for child in children.drain(..) {
-                let level = levels.entry(run + child.segment.len()).or_default();
-                level.push(Candidate { parent: parent.clone(), child });
-                if level.len() > WAITING * width + 64 {
-                    complete &= keep(level, width);
-                }
+            for Child { task, live, key } in children.drain(..) {
+                level.push(Candidate { parent: parent.clone(), child: Some(task), live, key });
+            }
+            if level.len() > WAITING * width + 64 {
+                complete &= keep(level, width);
             }
         }
     }
@@ -62,8 +65,8 @@ pub(super) fn search(problem: &Compact, width: usize, threshold: i128, limits: &
 
 /// The best few of a level, no state twice; whether none had to be left out.
 fn keep(level: &mut Vec<Candidate>, width: usize) -> bool {
-    level.sort_by_key(|Candidate { child, .. }| (child.live, child.key));
-    level.dedup_by_key(|candidate| candidate.child.key);
+    level.sort_by_key(|candidate| (candidate.live, candidate.key));
+    level.dedup_by_key(|candidate| candidate.key);
     let complete = level.len() <= width;
     level.truncate(width);
     complete

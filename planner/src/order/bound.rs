@@ -10,6 +10,8 @@ use std::collections::VecDeque;
 
 const ENDLESS: i128 = i128::MAX / 4;
 const NOWHERE: u32 = u32::MAX;
+/// Edges that can be looked at while a step of the other searches is made.
+const EDGES_PER_EFFORT: u64 = 16;
 
 struct Edge {
     to: u32,
@@ -33,6 +35,9 @@ pub(super) struct Bounds<'a> {
     side: Vec<Side>,
     level: Vec<u32>,
     next: Vec<u32>,
+    /// Tasks whose need is known.
+    seen: Vec<bool>,
+    /// Edges looked at and not yet taken off the limit.
     work: u64,
 }
 
@@ -61,6 +66,7 @@ impl<'a> Bounds<'a> {
             side: vec![Side::Free; nodes],
             level: vec![0; nodes],
             next: vec![0; nodes],
+            seen: vec![false; tasks],
             work: 0,
         };
         let mut position = vec![0u32; tasks];
@@ -104,25 +110,27 @@ impl<'a> Bounds<'a> {
         edge
     }
 
-    /// Raises `bound`, which holds, by what tasks need, until all that could raise it further are seen, it reaches `peak`, or
-    /// the limit is. `needs` says for each task in how many bytes it is known to run.
+    /// Raises `bound`, which holds, by what tasks need, until it reaches `peak`, no other task could raise it, or the limit
+    /// is reached. `needs` says for each task in how many bytes some order runs it.
     pub(super) fn raise(&mut self, bound: i128, needs: &[i128], peak: i128, limits: &mut Limits) -> i128 {
         let mut bound = bound;
-        let mut tasks: Vec<u32> = (0..self.problem.tasks() as u32).collect();
+        let mut tasks: Vec<u32> = (0..self.problem.tasks() as u32).filter(|&t| !self.seen[t as usize]).collect();
         tasks.sort_by_key(|&t| (std::cmp::Reverse(needs[t as usize]), t));
         for task in tasks {
             if needs[task as usize] <= bound || bound >= peak || limits.is_over() {
                 break;
             }
-            bound = bound.max(self.need(task as usize));
-            limits.spend(std::mem::take(&mut self.work) / 8);
+            if let Some(need) = self.need(task as usize, limits) {
+                bound = bound.max(need);
+                self.seen[task as usize] = true;
+            }
         }
         bound
     }
 
     /// The least memory in which a task can run. In place it can take over one of several buffers, whose other users must
-    /// then have run: each way is a cut of its own.
-    pub(super) fn need(&mut self, task: usize) -> i128 {
+    /// then have run: each way is a cut of its own. Nothing, if the limit is reached before.
+    pub(super) fn need(&mut self, task: usize, limits: &mut Limits) -> Option<i128> {
         let problem = self.problem;
         let born = problem.uses.row(task).iter().filter(|&&b| self.first[b as usize] as usize == task);
         let own = born.map(|&b| problem.bytes[b as usize]).sum::<i128>() + problem.workspace[task] + problem.base;
@@ -133,16 +141,20 @@ impl<'a> Bounds<'a> {
             let mut saved: Vec<(u32, i128)> = pairs.iter().map(|pair| (pair.begins, pair.saves)).collect();
             saved.sort_unstable();
             saved.dedup();
-            return self.cut(task, None) + own - saved.iter().map(|&(_, saves)| saves).sum::<i128>();
+            let saved: i128 = saved.iter().map(|&(_, saves)| saves).sum();
+            return Some(self.cut(task, None, limits)? + own - saved);
         }
-        let ways: Vec<(usize, i128)> = pairs.iter().map(|pair| (pair.ends as usize, pair.saves)).collect();
-        let cuts = ways.into_iter().map(|(ends, saves)| self.cut(task, Some((ends, saves))) + own - saves);
-        cuts.min().unwrap_or(0)
+        let mut least = None;
+        for pair in pairs {
+            let cut = self.cut(task, Some((pair.ends as usize, pair.saves)), limits)? + own - pair.saves;
+            least = Some(least.map_or(cut, |least: i128| least.min(cut)));
+        }
+        least
     }
 
     /// The fewest live bytes of a state in which a task can run. With a buffer to take over, `saves` are added where other
     /// users of it have not run.
-    fn cut(&mut self, task: usize, taken_over: Option<(usize, i128)>) -> i128 {
+    fn cut(&mut self, task: usize, taken_over: Option<(usize, i128)>, limits: &mut Limits) -> Option<i128> {
         self.residual.clear();
         self.residual.extend(self.edges.iter().map(|edge| edge.capacity));
         self.side.fill(Side::Free);
@@ -175,11 +187,11 @@ impl<'a> Bounds<'a> {
                 }
             }
         }
-        known + self.flow()
+        Some(known + self.flow(limits)?)
     }
 
     /// The maximum flow from the source side to the sink side.
-    fn flow(&mut self) -> i128 {
+    fn flow(&mut self, limits: &mut Limits) -> Option<i128> {
         let sources: Vec<u32> = (0..self.side.len() as u32).filter(|&n| self.side[n as usize] == Side::Source).collect();
         let mut total = 0;
         while self.find_levels(&sources) {
@@ -187,8 +199,11 @@ impl<'a> Bounds<'a> {
             for &source in &sources {
                 total += self.push(source, ENDLESS);
             }
+            if !limits.spend(std::mem::take(&mut self.work) / EDGES_PER_EFFORT + 1) {
+                return None;
+            }
         }
-        total
+        Some(total)
     }
 
     /// Distances from the source side; whether the sink side is reached.

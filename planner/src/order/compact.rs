@@ -9,7 +9,7 @@ use crate::relations::{Csr, Relations};
 
 /// How bytes are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sizes {
+pub(crate) enum Sizes {
     /// As they take up room in a slab: in whole units of their alignment.
     Occupied,
     /// As they are.
@@ -152,6 +152,10 @@ pub(super) struct Walk<'a> {
     pub(super) log: Vec<u32>,
     /// Tasks whose change may have become smaller or that became ready, since the list was emptied.
     pub(super) touched: Vec<u32>,
+    /// Of these, the ready ones that were looked at and did not run.
+    pub(super) affected: Vec<u32>,
+    /// Task → how many had run when it became ready, where it is.
+    pub(super) ready_since: Vec<usize>,
 }
 
 /// Where a walk stood.
@@ -159,8 +163,8 @@ pub(super) struct Walk<'a> {
 pub(super) struct Mark {
     pub(super) live: i128,
     peak: i128,
-    key: u128,
-    len: usize,
+    pub(super) key: u128,
+    pub(super) len: usize,
 }
 
 impl<'a> Walk<'a> {
@@ -178,12 +182,19 @@ impl<'a> Walk<'a> {
             key: 0,
             log: Vec::with_capacity(problem.tasks()),
             touched: Vec::new(),
+            affected: Vec::new(),
+            ready_since: vec![0; problem.tasks()],
         }
     }
 
     /// Tasks that may run.
     pub(super) fn is_ready(&self, task: u32) -> bool {
         self.waiting[task as usize] == 0 && !self.done[task as usize]
+    }
+
+    /// Whether running a ready task makes another one ready.
+    pub(super) fn enables(&self, task: u32) -> bool {
+        self.problem.after.row(task as usize).iter().any(|&next| self.waiting[next as usize] == 1)
     }
 
     fn is_born(&self, buffer: usize) -> bool {
@@ -250,6 +261,7 @@ impl<'a> Walk<'a> {
         for &next in problem.after.row(task as usize) {
             self.waiting[next as usize] -= 1;
             if self.waiting[next as usize] == 0 {
+                self.ready_since[next as usize] = self.log.len();
                 self.touched.push(next);
             }
         }
@@ -279,7 +291,7 @@ impl<'a> Walk<'a> {
 }
 
 /// A random number for each task, by the finaliser of SplitMix64 (Steele, Lea, Flood, 2014) on two halves.
-fn key(task: u32) -> u128 {
+pub(super) fn key(task: u32) -> u128 {
     let mix = |mut x: u64| {
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,6 +1,6 @@
 //! Depth-first search for an order below a threshold: it finds one, or proves that there is none.
 
-use super::compact::{Compact, Mark, Walk};
+use super::compact::{Compact, Mark};
 use super::expand::{Child, Limits, State};
 use std::collections::HashSet;
 
@@ -28,7 +28,7 @@ struct Frame {
 /// States are told apart by keys of 128 random bits, so that two of a billion states are taken for one with a probability
 /// below 10⁻²⁰.
 pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) -> Verdict {
-    let mut state = State::new(Walk::new(problem));
+    let mut state = State::new(problem);
     let mut visited: HashSet<u128> = HashSet::new();
     let mut frames: Vec<Frame> = Vec::new();
     let mut at_least = i128::MAX;
@@ -39,8 +39,8 @@ pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) ->
     loop {
         // The state was just reached.
         let mut children = Vec::new();
-        let expansion = state.expand(threshold, &mut children);
-        if state.walk.log.len() == problem.tasks() {
+        let expansion = state.expand(threshold, false, &mut children);
+        if state.is_complete() {
             return Verdict::Found(state.walk.log);
         }
         at_least = at_least.min(expansion.exceeded);
@@ -60,7 +60,7 @@ pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) ->
                 Some(child) => {
                     mark = state.walk.mark();
                     state.ready.clone_from(&frame.ready);
-                    state.follow(&child.segment);
+                    state.follow(child.task, threshold);
                     break;
                 }
                 None => {

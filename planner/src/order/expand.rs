@@ -6,7 +6,7 @@
 //! of these fit, none of these raises the live bytes and all of them together do not. So a weight's gradient brings its
 //! update along.
 
-use super::compact::{Mark, Walk};
+use super::compact::{Compact, Mark, Walk, key};
 use std::time::Instant;
 
 /// How much searching is allowed.
@@ -28,24 +28,36 @@ impl Limits {
         self.effort > 0
     }
 
+    /// Does something that may take only part of what is left.
+    pub(super) fn within<T>(&mut self, most: u64, work: impl FnOnce(&mut Limits) -> T) -> T {
+        let allowed = most.min(self.effort);
+        let mut part = Limits { effort: allowed, ..*self };
+        let result = work(&mut part);
+        self.spend(allowed - part.effort);
+        result
+    }
+
     pub(super) fn is_over(&self) -> bool {
         self.effort == 0
     }
 }
 
-/// A state one choice further.
-#[derive(Clone, Debug)]
+/// A choice in a state.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Child {
-    /// What runs to get there.
-    pub(super) segment: Box<[u32]>,
+    /// The task to run.
+    pub(super) task: u32,
+    /// The live bytes it leads to, as far as they are known.
     pub(super) live: i128,
+    /// The key of the state it leads to, as far as that is known.
     pub(super) key: u128,
 }
 
-/// A closed state: a walk, and which tasks are ready.
+/// A walk and which tasks are ready.
 #[derive(Clone)]
 pub(super) struct State<'a> {
     pub(super) walk: Walk<'a>,
+    /// Ascending.
     pub(super) ready: Vec<u32>,
 }
 
@@ -59,109 +71,140 @@ pub(super) struct Expansion {
 
 impl<'a> State<'a> {
     /// Nothing has run.
-    pub(super) fn new(walk: Walk<'a>) -> Self {
-        let ready = (0..walk.problem.tasks() as u32).filter(|&t| walk.is_ready(t)).collect();
+    pub(super) fn new(problem: &'a Compact) -> Self {
+        let walk = Walk::new(problem);
+        let ready = (0..problem.tasks() as u32).filter(|&t| walk.is_ready(t)).collect();
         State { walk, ready }
     }
 
-    /// Runs tasks that are known to be possible one after the other.
-    pub(super) fn follow(&mut self, segment: &[u32]) {
+    /// Whether all tasks have run.
+    pub(super) fn is_complete(&self) -> bool {
+        self.walk.log.len() == self.walk.problem.tasks()
+    }
+
+    /// Runs a task and what can run without loss then.
+    pub(super) fn follow(&mut self, task: u32, threshold: i128) {
         let mark = self.walk.mark();
-        segment.iter().for_each(|&task| self.walk.apply(task));
-        self.walk.touched.clear();
+        self.run(task, threshold);
         self.update_ready(mark);
+    }
+
+    fn run(&mut self, task: u32, threshold: i128) {
+        self.walk.apply(task);
+        self.walk.close(threshold, 0);
     }
 
     fn update_ready(&mut self, mark: Mark) {
         let State { walk, ready } = self;
+        ready.retain(|&task| walk.is_ready(task));
+        let old = ready.len();
         for &task in walk.since(mark) {
             ready.extend(walk.problem.after.row(task as usize).iter().filter(|&&next| walk.is_ready(next)));
         }
-        ready.retain(|&task| walk.is_ready(task));
-        ready.sort_unstable();
-        ready.dedup();
+        if ready.len() > old {
+            ready.sort_unstable();
+            ready.dedup();
+        }
     }
 
-    /// Runs what can run without loss while steps need `threshold` at most, then appends the states to which one more such
-    /// step leads.
-    pub(super) fn expand(&mut self, threshold: i128, children: &mut Vec<Child>) -> Expansion {
+    /// Runs what can run without loss while steps need `threshold` at most, then appends the choices that are left.
+    pub(super) fn expand(&mut self, threshold: i128, thorough: bool, children: &mut Vec<Child>) -> Expansion {
         let first = children.len();
         let mut expansion = Expansion { exceeded: i128::MAX, effort: 0 };
-        let mut deferred = Vec::new();
+        let mut start = self.walk.mark();
+        self.walk.affected.clear();
         'closing: loop {
+            // What the last step concerned, before everything is looked at again.
+            while let Some(task) = self.walk.affected.pop() {
+                if self.walk.is_ready(task) {
+                    self.advance(task, threshold, false, &mut expansion);
+                }
+            }
+            self.update_ready(start);
+            start = self.walk.mark();
             children.truncate(first);
-            let start = self.walk.mark();
-            let changes: Vec<_> = self.ready.iter().map(|&task| (task, self.walk.change(task))).collect();
-            expansion.effort += changes.len() as u64;
-            let idle: Vec<u32> = changes.iter().filter(|(_, change)| change.net <= 0).map(|&(task, _)| task).collect();
-            if changes.iter().any(|&(_, change)| change.net <= 0 && self.walk.live + change.need <= threshold) {
-                self.walk.touched.extend(&idle);
-                close(&mut self.walk, threshold, None);
-                self.update_ready(start);
+            expansion.exceeded = i128::MAX;
+            for at in 0..self.ready.len() {
+                match self.advance(self.ready[at], threshold, thorough, &mut expansion) {
+                    Advance::Done => continue 'closing,
+                    Advance::Child(child) => children.push(child),
+                    Advance::Exceeded(need) => expansion.exceeded = expansion.exceeded.min(need),
+                }
+            }
+            if let [only] = children[first..] {
+                self.run(only.task, threshold);
                 continue;
-            }
-            let mut alternatives = 0;
-            for &(task, change) in &changes {
-                let need = start.live + change.need;
-                if need > threshold {
-                    expansion.exceeded = expansion.exceeded.min(need);
-                    continue;
-                }
-                alternatives += 1;
-                self.walk.apply(task);
-                deferred.clear();
-                close(&mut self.walk, threshold, Some((&self.ready, &mut deferred)));
-                let without_loss = self.walk.live <= start.live;
-                self.walk.touched.extend(&deferred);
-                self.walk.touched.extend(&idle);
-                close(&mut self.walk, threshold, None);
-                expansion.effort += 2 * self.walk.since(start).len() as u64;
-                if without_loss || changes.len() == 1 {
-                    self.update_ready(start);
-                    continue 'closing;
-                }
-                let segment = self.walk.since(start).into();
-                children.push(Child { segment, live: self.walk.live, key: self.walk.key });
-                self.walk.undo(start);
-            }
-            if alternatives == 1 {
-                // The only way on.
-                if let Some(child) = children.pop() {
-                    self.follow(&child.segment);
-                    continue;
-                }
             }
             return expansion;
         }
     }
+
+    /// Runs a ready task if nothing is lost by it, else tells where it would lead.
+    fn advance(&mut self, task: u32, threshold: i128, thorough: bool, expansion: &mut Expansion) -> Advance {
+        let walk = &mut self.walk;
+        let start = walk.mark();
+        let change = walk.change(task);
+        expansion.effort += 1;
+        let need = start.live + change.need;
+        if need > threshold {
+            return Advance::Exceeded(need);
+        }
+        if change.net <= 0 {
+            self.run(task, threshold);
+            return Advance::Done;
+        }
+        if !thorough && !walk.enables(task) {
+            return Advance::Child(Child { task, live: start.live + change.net, key: start.key ^ key(task) });
+        }
+        let affected = walk.affected.len();
+        walk.apply(task);
+        walk.close(threshold, start.len + 1);
+        expansion.effort += 2 * walk.since(start).len() as u64;
+        if walk.live <= start.live {
+            return Advance::Done;
+        }
+        if thorough {
+            let noted = walk.affected.split_off(affected);
+            walk.touched.extend(noted);
+            walk.close(threshold, 0);
+        }
+        let child = Child { task, live: walk.live, key: walk.key };
+        walk.undo(start);
+        walk.affected.truncate(affected);
+        Advance::Child(child)
+    }
 }
 
+enum Advance {
+    /// It ran.
+    Done,
+    /// It is one of the choices.
+    Child(Child),
+    /// It would need more than the threshold.
+    Exceeded(i128),
+}
 
-/// Runs the touched tasks, and those they touch, that fit and do not raise the live bytes. Tasks of a list are only noted in
-/// the other if there are two.
-fn close(walk: &mut Walk, threshold: i128, mut spared: Option<(&Vec<u32>, &mut Vec<u32>)>) {
-    let mut unfit = Vec::new();
-    while let Some(task) = walk.touched.pop() {
-        if !walk.is_ready(task) {
-            continue;
+impl Walk<'_> {
+    /// Runs the touched tasks, and those they touch, that fit and do not raise the live bytes, if they became ready when
+    /// `since` tasks or more had run. The others that are ready are affected.
+    fn close(&mut self, threshold: i128, since: usize) {
+        let mut unfit = Vec::new();
+        while let Some(task) = self.touched.pop() {
+            if !self.is_ready(task) {
+                continue;
+            }
+            let change = self.change(task);
+            if change.net > 0 || self.ready_since[task as usize] < since {
+                self.affected.push(task);
+            } else if self.live + change.need > threshold {
+                unfit.push(task);
+            } else {
+                self.apply(task);
+                if change.net < 0 {
+                    self.touched.append(&mut unfit);
+                }
+            }
         }
-        if let Some((spared, noted)) = &mut spared
-            && spared.binary_search(&task).is_ok()
-        {
-            noted.push(task);
-            continue;
-        }
-        let change = walk.change(task);
-        if change.net > 0 {
-            continue;
-        }
-        if walk.live + change.need > threshold {
-            unfit.push(task);
-            continue;
-        }
-        walk.apply(task);
-        if change.net < 0 {
-            walk.touched.append(&mut unfit);
-        }
+        self.affected.append(&mut unfit);
     }
 }

@@ -3,11 +3,11 @@
 //! need first, after Sethi and Ullman, "The generation of optimal code for arithmetic expressions" (1970), and Liu, "On
 //! the storage requirement in the out-of-core multifrontal method" (1986). Each costs about O(E log V).
 
+use super::Schedule;
 use crate::dag::{Dag, TaskId};
 use crate::relations::{Csr, Relations};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use super::Schedule;
 
 /// The program's order first, then those of the three constructions that differ.
 pub(super) fn orders(dag: &Dag, relations: &Relations) -> Vec<(Schedule, Vec<TaskId>)> {

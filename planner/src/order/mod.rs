@@ -1,10 +1,9 @@
 //! Task orders with a small peak, and how small a peak can be.
 //!
 //! First the program's order and three constructions (`list`). Then, until the peak is proved to be the smallest or the
-//! effort is spent: minimum cuts bound the peak from below (`bound`); beams of growing width look for a better order,
-//! forwards and backwards in time (`beam`); a depth-first search decides what is left (`exact`). All of them walk through
-//! states from which everything has run that can run without loss (`expand`). In-place computation concerns a task's own
-//! step only.
+//! effort is spent (`search`): minimum cuts bound the peak from below (`bound`); beams (`beam`) and depth-first searches
+//! (`exact`) of growing size look for an order below a threshold, forwards and backwards in time, and tell where there can
+//! be none. Both walk through states from which everything has run that can run without loss (`expand`, `compact`).
 
 use crate::dag::{Dag, DagError, TaskId};
 use crate::relations::Relations;
@@ -17,11 +16,12 @@ mod compact;
 mod exact;
 mod expand;
 mod list;
+mod search;
 
-use bound::Bounds;
-use compact::{Compact, Sizes};
-use exact::Verdict;
+use compact::Compact;
+pub(crate) use compact::Sizes;
 use expand::Limits;
+use search::Search;
 
 /// Who decides the order of tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -63,11 +63,11 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// What is known about the smallest peak of a dag.
+/// What is known about the smallest peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ordering {
-    /// All tasks, as they should run.
-    pub order: Vec<TaskId>,
+pub struct BestOrder<Id = TaskId> {
+    /// Everything that runs, as it should run.
+    pub order: Vec<Id>,
     /// The live bytes of the fullest step of this order.
     pub peak: u64,
     /// No order has a smaller peak than this.
@@ -76,11 +76,48 @@ pub struct Ordering {
     pub schedule: Schedule,
 }
 
-impl Ordering {
+impl<Id> BestOrder<Id> {
     /// Whether no order is better.
-    pub fn is_optimal(&self) -> bool {
+    pub fn is_proved(&self) -> bool {
         self.peak == self.lower_bound
     }
+
+    /// The part of the peak that a better order could save at most: 0 if it is proved.
+    pub fn gap(&self) -> f64 {
+        if self.peak == 0 { 0.0 } else { (self.peak - self.lower_bound) as f64 / self.peak as f64 }
+    }
+
+    /// The same with other names for what runs.
+    pub(crate) fn renamed<Other>(self, rename: impl FnMut(Id) -> Other) -> BestOrder<Other> {
+        let BestOrder { order, peak, lower_bound, schedule } = self;
+        BestOrder { order: order.into_iter().map(rename).collect(), peak, lower_bound, schedule }
+    }
+}
+
+/// How long to look for a better order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Effort {
+    /// As much as its size makes worth while, counted in steps of the search, so that the same order comes out every time:
+    /// some ten milliseconds for a thousand tasks.
+    #[default]
+    Counted,
+    /// Until the peak is proved to be the smallest, or for so long.
+    Within(Duration),
+}
+
+impl Effort {
+    fn limits(self, tasks: usize) -> Limits {
+        match self {
+            Effort::Counted if tasks <= 1000 => Limits { effort: 200_000, deadline: None },
+            Effort::Counted => Limits { effort: 1_500_000.min(1_000 * tasks as u64), deadline: None },
+            Effort::Within(time) => Limits { effort: u64::MAX, deadline: Instant::now().checked_add(time) },
+        }
+    }
+}
+
+/// The effort of a plan: a few milliseconds, spent only where no order made in one pass is proved to be the best.
+fn plan_limits(tasks: usize) -> Limits {
+    Limits { effort: 10_000 + 20 * tasks as u64, deadline: None }
 }
 
 /// The orders worth comparing, the program's first; all of them respect the dependencies of a verified dag.
@@ -92,130 +129,32 @@ pub(crate) fn candidates(dag: &Dag, policy: OrderPolicy, in_place: bool) -> Vec<
     let mut orders = list::orders(dag, &relations);
     let problem = Compact::new(dag, &relations, in_place, Sizes::Occupied);
     let mut search = Search::new(&problem, &orders);
-    search.run(Limits { effort: COMPILE_EFFORT, deadline: None });
-    if search.improved {
-        orders.push((search.schedule, search.order.iter().copied().map(TaskId).collect()));
+    search.run(plan_limits(dag.tasks.len()));
+    if matches!(search.schedule, Schedule::Beam | Schedule::Exact) {
+        orders.push((search.schedule, search.order.into_iter().map(TaskId).collect()));
     }
     orders
 }
 
-const COMPILE_EFFORT: u64 = 40_000;
-
-/// Searches for the order with the smallest peak.
-pub fn minimise_peak(dag: &Dag, in_place: bool, time_limit: Option<Duration>) -> Result<Ordering, DagError> {
+/// Looks for the order with the smallest peak, and for a lower bound on all peaks.
+///
+/// Bytes are counted as they take up room in a slab, in whole units of their alignment. In place, a buffer of
+/// [`Dag::may_reuse`] that takes over the bytes of another is not counted twice while its task runs.
+///
+/// # Errors
+/// A [`DagError`] if the dag is broken.
+pub fn minimise_peak(dag: &Dag, in_place: bool, effort: Effort) -> Result<BestOrder, DagError> {
     dag.verify()?;
+    Ok(best_order(dag, in_place, effort, Sizes::Occupied))
+}
+
+/// The same for a verified dag.
+pub(crate) fn best_order(dag: &Dag, in_place: bool, effort: Effort, sizes: Sizes) -> BestOrder {
+    let limits = effort.limits(dag.tasks.len());
     let relations = Relations::new(dag);
-    let problem = Compact::new(dag, &relations, in_place, Sizes::Exact);
+    let problem = Compact::new(dag, &relations, in_place, sizes);
     let mut search = Search::new(&problem, &list::orders(dag, &relations));
-    let deadline = time_limit.map(|limit| Instant::now() + limit);
-    search.run(Limits { effort: u64::MAX, deadline });
-    Ok(Ordering {
-        order: search.order.iter().copied().map(TaskId).collect(),
-        peak: search.peak as u64,
-        lower_bound: search.bound as u64,
-        schedule: search.schedule,
-    })
-}
-
-/// Widths of beams, one after the other.
-const WIDTHS: [usize; 5] = [1, 8, 64, 512, 4096];
-
-struct Search<'a> {
-    problem: &'a Compact,
-    order: Vec<u32>,
-    peak: i128,
-    bound: i128,
-    schedule: Schedule,
-    improved: bool,
-    /// Task → the fewest bytes in which any known order runs it.
-    needs: Vec<i128>,
-}
-
-impl<'a> Search<'a> {
-    fn new(problem: &'a Compact, orders: &[(Schedule, Vec<TaskId>)]) -> Self {
-        let mut search = Search {
-            problem,
-            order: Vec::new(),
-            peak: i128::MAX,
-            bound: 0,
-            schedule: Schedule::Program,
-            improved: false,
-            needs: vec![i128::MAX; problem.tasks()],
-        };
-        for (schedule, order) in orders {
-            search.offer(order.iter().map(|task| task.0).collect(), *schedule);
-        }
-        search.improved = false;
-        search
-    }
-
-    /// Keeps an order if it is the best so far.
-    fn offer(&mut self, order: Vec<u32>, schedule: Schedule) {
-        let (needs, peak) = self.problem.needs(&order);
-        self.needs.iter_mut().zip(needs).for_each(|(known, need)| *known = need.min(*known));
-        if peak < self.peak {
-            (self.order, self.peak, self.schedule, self.improved) = (order, peak, schedule, true);
-        }
-    }
-
-    fn run(&mut self, mut limits: Limits) {
-        let debug = std::env::var("DBG").is_ok();
-        let t0 = Instant::now();
-        macro_rules! say { ($($a:tt)*) => { if debug { eprintln!("{:8.3} ms peak {} bound {} ready: {}", t0.elapsed().as_secs_f64()*1e3, self.peak, self.bound, format!($($a)*)); } } }
-        say!("lists");
-        let mut bounds = Bounds::new(self.problem);
-        self.bound = bounds.raise(0, &self.needs, self.peak, &mut Limits{effort: u64::MAX, deadline:None});
-        say!("bounds");
-        if self.bound >= self.peak {
-            return;
-        }
-        let reversed = self.problem.reversed();
-        let mut dive = self.problem.tasks() as u64 * 4;
-        let mut round = 0u32;
-        'rounds: while self.bound < self.peak && !limits.is_over() && round < 12 {
-            for beam in [false, true] {
-                for backwards in [false, true] {
-                    let problem = if backwards { &reversed } else { self.problem };
-                    for way in 0..4 {
-                        let mut repeats = 0;
-                        while self.bound < self.peak && !limits.is_over() && repeats < 6 {
-                            let threshold = match way {
-                                0 => self.peak - 1,
-                                1 => self.bound,
-                                2 => self.bound.midpoint(self.peak),
-                                _ => self.bound.midpoint(self.peak).midpoint(self.peak),
-                            };
-                            let width = 1usize << (2 * round);
-                            let allowed = (dive << (2 * round)) * 2;
-                            let mut own = Limits { effort: if beam { limits.effort } else { allowed.min(limits.effort)}, ..limits };
-                            let before = own.effort;
-                            let verdict = if beam { beam::search(problem, width, threshold, &mut own) } else { exact::search(problem, threshold, &mut own) };
-                            let spent = before - own.effort;
-                            limits.spend(spent);
-                            if beam && round == 0 { dive = dive.max(spent); }
-                            let found = match verdict {
-                                Verdict::Found(mut order) => {
-                                    if backwards {
-                                        order.reverse();
-                                    }
-                                    self.offer(order, if beam { Schedule::Beam } else { Schedule::Exact });
-                                    "found"
-                                }
-                                Verdict::AtLeast(bound) => { self.bound = self.bound.max(bound.min(self.peak)); "atleast" }
-                                Verdict::Unknown => "unknown",
-                            };
-                            say!("{round} {width} {} way {way} T {threshold} {found} {beam} effort {spent}", if backwards { "back" } else { "forth" });
-                            if found == "unknown" {
-                                break;
-                            }
-                            repeats += 1;
-                        }
-                    }
-                }
-            }
-            round += 1;
-            if limits.is_over() { break 'rounds; }
-        }
-        say!("over {}", limits.effort);
-    }
+    search.run(limits);
+    // A verified dag has no more bytes than 64 bits hold.
+    BestOrder { peak: search.peak as u64, lower_bound: search.bound as u64, schedule: search.schedule, order: search.order }.renamed(TaskId)
 }
