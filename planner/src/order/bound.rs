@@ -87,7 +87,9 @@ impl<'a> Bounds<'a> {
                 [only] => only,
                 _ => {
                     let all_done = (tasks + b) as u32;
-                    others.iter().for_each(|&user| drop(bounds.edge(all_done, user, ENDLESS)));
+                    for user in others {
+                        bounds.edge(all_done, user, ENDLESS);
+                    }
                     all_done
                 }
             };
