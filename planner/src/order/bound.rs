@@ -137,10 +137,10 @@ impl<'a> Bounds<'a> {
         let born = problem.uses.row(task).iter().filter(|&&b| self.first[b as usize] as usize == task);
         let own = born.map(|&b| problem.bytes[b as usize]).sum::<i128>() + problem.workspace[task] + problem.base;
         let pairs = problem.pairs(task);
-        let one_begins = pairs.windows(2).all(|two| two[0].begins == two[1].begins);
-        if pairs.is_empty() || !one_begins {
-            // With several buffers to begin, all may be saved whatever happens.
-            let mut saved: Vec<(u32, i128)> = pairs.iter().map(|pair| (pair.begins, pair.saves)).collect();
+        let one_takes = pairs.windows(2).all(|two| two[0].to == two[1].to);
+        if pairs.is_empty() || !one_takes {
+            // With several that may take over bytes, all may be saved whatever happens.
+            let mut saved: Vec<(u32, i128)> = pairs.iter().map(|pair| (pair.to, pair.saves)).collect();
             saved.sort_unstable();
             saved.dedup();
             let saved: i128 = saved.iter().map(|&(_, saves)| saves).sum();
@@ -148,7 +148,7 @@ impl<'a> Bounds<'a> {
         }
         let mut least = None;
         for pair in pairs {
-            let cut = self.cut(task, Some((pair.ends as usize, pair.saves)), limits)? + own - pair.saves;
+            let cut = self.cut(task, Some((pair.from as usize, pair.saves)), limits)? + own - pair.saves;
             least = Some(least.map_or(cut, |least: i128| least.min(cut)));
         }
         least

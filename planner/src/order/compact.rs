@@ -19,8 +19,11 @@ pub(crate) enum Sizes {
 /// What a task may do in place: if one buffer ends where the other begins, the latter's bytes are not needed twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pair {
-    pub(super) ends: u32,
-    pub(super) begins: u32,
+    /// Gives its bytes, to one other at most.
+    pub(super) from: u32,
+    /// Takes them over, from one other at most.
+    pub(super) to: u32,
+    /// The bytes of `to`.
     pub(super) saves: i128,
 }
 
@@ -45,9 +48,12 @@ pub(super) struct Compact {
     pub(super) workspace: Vec<i128>,
     /// Task → its pairs, as a range of `pairs`.
     pub(super) pairs_of: Vec<(u32, u32)>,
+    /// Those of a task by falling savings, then by `to`.
     pub(super) pairs: Vec<Pair>,
     /// Bytes alive all the time.
     pub(super) base: i128,
+    /// Whether buffers end where the dag writes them.
+    backwards: bool,
 }
 
 impl Compact {
@@ -73,9 +79,9 @@ impl Compact {
             if saves == 0 || !is_first || to.align > from.align {
                 continue;
             }
-            given.push((pair.task.0, Pair { ends: pair.from.0, begins: pair.to.0, saves }));
+            given.push((pair.task.0, Pair { from: pair.from.0, to: pair.to.0, saves }));
         }
-        given.sort_by_key(|&(task, pair)| (task, std::cmp::Reverse(pair.saves), pair.ends, pair.begins));
+        given.sort_by_key(|&(task, pair)| (task, std::cmp::Reverse(pair.saves), pair.to, pair.from));
         let starts = |t: usize| given.partition_point(|&(task, _)| (task as usize) < t) as u32;
         Compact {
             uses: users.transposed(tasks),
@@ -89,18 +95,18 @@ impl Compact {
             pairs: given.into_iter().map(|(_, pair)| pair).collect(),
             bytes,
             base,
+            backwards: false,
         }
     }
 
     /// The same problem with time running backwards.
     pub(super) fn reversed(&self) -> Self {
-        let turned = |pair: &Pair| Pair { ends: pair.begins, begins: pair.ends, saves: pair.saves };
         Compact {
             after: self.before.clone(),
             before: self.after.clone(),
             at_start: self.at_end.clone(),
             at_end: self.at_start.clone(),
-            pairs: self.pairs.iter().map(turned).collect(),
+            backwards: !self.backwards,
             ..self.clone()
         }
     }
@@ -223,14 +229,26 @@ impl<'a> Walk<'a> {
         Change { net: born - dying, need: born + problem.workspace[task as usize] - saved }
     }
 
-    /// The bytes that need not exist twice: each buffer gives way once and takes over once.
+    /// The most bytes that need not exist twice: a matching of buffers that end with buffers that begin, each of which has
+    /// its own savings, so that those with the largest are matched first and stay so (Edmonds, "Matroids and the greedy
+    /// algorithm", 1971).
     fn saved(&self, pairs: &[Pair]) -> i128 {
-        let meets = |pair: &Pair| self.dies(pair.ends as usize) && self.is_born(pair.begins as usize);
+        let meets = |pair: &&Pair| {
+            let (ends, begins) = if self.problem.backwards { (pair.to, pair.from) } else { (pair.from, pair.to) };
+            self.dies(ends as usize) && self.is_born(begins as usize)
+        };
+        let mut meeting = pairs.iter().filter(meets);
+        let Some(first) = meeting.next() else { return 0 };
+        let rest: Vec<Pair> = meeting.copied().collect();
+        if rest.iter().all(|pair| pair.to == first.to) {
+            return first.saves;
+        }
+        let meeting: Vec<Pair> = std::iter::once(*first).chain(rest).collect();
+        let mut given: Vec<(u32, u32)> = Vec::new();
         let mut saved = 0;
-        for (at, pair) in pairs.iter().enumerate().filter(|(_, pair)| meets(pair)) {
-            let free = |other: &Pair| other.ends != pair.ends && other.begins != pair.begins;
-            // Pairs stand by falling savings; nearly always there is but one.
-            if pairs[..at].iter().filter(|other| meets(other)).all(free) {
+        for (at, pair) in meeting.iter().enumerate() {
+            let is_new = meeting[..at].iter().all(|other| other.to != pair.to);
+            if is_new && give(&meeting, pair.to, &mut given, &mut Vec::new()) {
                 saved += pair.saves;
             }
         }
@@ -288,6 +306,27 @@ impl<'a> Walk<'a> {
     pub(super) fn since(&self, mark: Mark) -> &[u32] {
         &self.log[mark.len..]
     }
+}
+
+/// Finds a buffer whose bytes `to` can take over, if need be by finding others for those that have taken some.
+fn give(pairs: &[Pair], to: u32, given: &mut Vec<(u32, u32)>, tried: &mut Vec<u32>) -> bool {
+    for pair in pairs.iter().filter(|pair| pair.to == to) {
+        if tried.contains(&pair.from) {
+            continue;
+        }
+        tried.push(pair.from);
+        let taker = given.iter().position(|&(from, _)| from == pair.from);
+        match taker {
+            None => given.push((pair.from, to)),
+            Some(at) if give(pairs, given[at].1, given, tried) => {
+                // The other has moved on; its old entry is this one's now.
+                given[at] = (pair.from, to);
+            }
+            Some(_) => continue,
+        }
+        return true;
+    }
+    false
 }
 
 /// A random number for each task, by the finaliser of SplitMix64 (Steele, Lea, Flood, 2014) on two halves.

@@ -112,6 +112,8 @@ impl<'a> State<'a> {
         let first = children.len();
         let mut expansion = Expansion { exceeded: i128::MAX, effort: 0 };
         let mut start = self.walk.mark();
+        // The least that was needed by a step not taken where there was only one that fitted.
+        let mut passed_by = i128::MAX;
         self.walk.affected.clear();
         'closing: loop {
             // What the last step concerned, before everything is looked at again.
@@ -123,7 +125,7 @@ impl<'a> State<'a> {
             self.update_ready(start);
             start = self.walk.mark();
             children.truncate(first);
-            expansion.exceeded = i128::MAX;
+            expansion.exceeded = passed_by;
             for at in 0..self.ready.len() {
                 match self.advance(self.ready[at], threshold, thorough, &mut expansion) {
                     Advance::Done => continue 'closing,
@@ -132,6 +134,7 @@ impl<'a> State<'a> {
                 }
             }
             if let [only] = children[first..] {
+                passed_by = expansion.exceeded;
                 self.run(only.task, threshold);
                 continue;
             }
