@@ -42,5 +42,5 @@ pub use bytes::{Bytes, BytesError};
 pub use check::{Checked, Violation, check};
 pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Task, TaskId};
 pub use liveness::Lifetime;
-pub use order::{OrderPolicy, Schedule};
+pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};
 pub use plan::{Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place};

@@ -21,7 +21,7 @@ mod schedule;
 mod search;
 mod tape;
 
-use crate::order::{OrderPolicy, candidates};
+use crate::order::{OrderPolicy, Sizes, candidates};
 use crate::remat_graph::RematGraph;
 use clock::Clock;
 pub use clock::Limit;
@@ -124,7 +124,7 @@ impl Problem {
         let (net, nodes) = Network::of(graph);
         let dag = graph.to_dag(false);
         let mut orders: Vec<Vec<u32>> = vec![(0..nodes.len() as u32).collect()];
-        for (_, order) in candidates(&dag.dag, OrderPolicy::MinPeak) {
+        for (_, order) in candidates(&dag.dag, OrderPolicy::MinPeak, false, Sizes::Exact) {
             orders.push(order.iter().map(|t| t.0).collect());
         }
         for order in &mut orders {

@@ -3,6 +3,7 @@
 mod dags;
 mod generate;
 mod mutations;
+mod order;
 mod properties;
 mod remat_graph;
 mod training_steps;

@@ -5,7 +5,9 @@
 
 mod bench;
 mod compare;
+mod graph_file;
 mod info;
+mod order;
 mod output;
 mod plan;
 mod remat;
@@ -30,6 +32,8 @@ enum Command {
     Compare(compare::Args),
     /// Time a training step, a matrix product or an elementwise chain
     Bench(bench::Args),
+    /// Order the operations of a graph so that as few bytes as possible live at once
+    Order(order::Args),
     /// Find the cheapest schedule of a graph file within a memory budget, by computing buffers again or sending them to the host
     Remat(remat::Args),
     /// Show versions, instruction sets, threads and the settings read
@@ -37,15 +41,17 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    let success = |()| ExitCode::SUCCESS;
     let done = match Cli::parse().command {
-        Command::Plan(args) => plan::run(&args),
-        Command::Remat(args) => return remat::run(&args),
-        Command::Compare(args) => compare::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Info => info::run(),
+        Command::Plan(args) => plan::run(&args).map(success),
+        Command::Compare(args) => compare::run(&args).map(success),
+        Command::Bench(args) => bench::run(&args).map(success),
+        Command::Order(args) => order::run(&args),
+        Command::Remat(args) => remat::run(&args),
+        Command::Info => info::run().map(success),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

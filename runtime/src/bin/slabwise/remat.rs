@@ -1,6 +1,6 @@
 //! `slabwise remat`: the cheapest schedule of a graph within a memory budget.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use slabwise::{Bytes, Error, Result};
 use slabwise_planner::remat::{Budget, Limit, Placed, Remat, RematOptions, remat, remat_in_slab};
 use slabwise_planner::remat_graph::{RematGraph, order_json, placed_steps_json, steps_json};
 
+use crate::graph_file::{self, seconds};
 use crate::output::{line, pairs};
 
 #[derive(clap::Args)]
@@ -25,19 +26,19 @@ pub struct Args {
     /// Pack everything into one slab, which has to meet the budget, and write its offsets
     #[arg(long)]
     slab: bool,
-    /// Seconds
-    #[arg(long, value_name = "S", default_value_t = 2.0, value_parser = seconds)]
-    time_limit: f64,
+    /// Search for so many seconds, reading the graph included
+    #[arg(long, value_name = "S", default_value = "2", value_parser = seconds)]
+    time_limit: Duration,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
-    /// Write the schedule
-    #[arg(short, value_name = "FILE")]
-    out: Option<PathBuf>,
+    /// Write the schedule: {"order": [...]}, or with --offload or --slab {"steps": [...]}; gzipped if its name ends in .gz
+    #[arg(short, value_name = "OUT.json")]
+    output: Option<PathBuf>,
 }
 
 /// Bytes, or a percentage.
-fn budget(text: &str) -> Result<Budget, String> {
+fn budget(text: &str) -> std::result::Result<Budget, String> {
     let Some(percent) = text.trim().strip_suffix('%') else {
         return Bytes::from_str(text).map(|b| Budget::Bytes(b.0)).map_err(|e| e.to_string());
     };
@@ -47,48 +48,29 @@ fn budget(text: &str) -> Result<Budget, String> {
     }
 }
 
-fn link(text: &str) -> Result<f64, String> {
+fn link(text: &str) -> std::result::Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
     number.ok_or_else(|| format!("`{text}` is no number of cost units per byte"))
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|n| (0.0..=1e9).contains(n));
-    number.ok_or_else(|| format!("`{text}` is no number of seconds"))
-}
-
-/// The file's graph, or what is wrong with it: that is wrong usage.
-fn read(path: &Path) -> Result<RematGraph, String> {
-    let content = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    RematGraph::read(&content).map_err(|e| format!("{}: {e}", path.display()))
-}
-
-pub fn run(args: &Args) -> ExitCode {
+/// Bad input ends with 2, a budget that is not met with 1: then the best found is shown and written all the same.
+pub fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
-    let graph = match read(&args.graph) {
+    let graph = match graph_file::read(&args.graph) {
         Ok(graph) => graph,
-        Err(message) => {
-            eprintln!("error: {message}");
-            return ExitCode::from(2);
+        Err(reason) => {
+            eprintln!("error: {reason}");
+            return Ok(ExitCode::from(2));
         }
     };
-    match solve(args, &graph, start) {
-        Ok(None) => ExitCode::SUCCESS,
-        Ok(Some(why)) => {
-            eprintln!("error: {why}");
-            ExitCode::FAILURE
-        }
-        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let Some(why) = solve(args, &graph, start)? else { return Ok(ExitCode::SUCCESS) };
+    eprintln!("error: {why}");
+    Ok(ExitCode::FAILURE)
 }
 
 /// Solves, reports and writes; says why not if the budget is not met.
 fn solve(args: &Args, graph: &RematGraph, start: Instant) -> Result<Option<String>> {
-    let limit = Duration::from_secs_f64(args.time_limit).saturating_sub(start.elapsed());
+    let limit = args.time_limit.saturating_sub(start.elapsed());
     let options = RematOptions { budget: args.budget, link: args.offload, limit: Limit::Time(limit), seed: 0 };
     let value = |e: slabwise_planner::remat::RematError| Error::Value(e.to_string());
     let (found, placed) = if args.slab {
@@ -98,13 +80,13 @@ fn solve(args: &Args, graph: &RematGraph, start: Instant) -> Result<Option<Strin
         (remat(graph, &options).map_err(value)?, None)
     };
     let seconds = start.elapsed().as_secs_f64();
-    if let Some(path) = &args.out {
+    if let Some(path) = &args.output {
         let text = match &placed {
             Some(placed) => placed_steps_json(graph, &placed.steps),
             None if found.transfers.is_empty() => order_json(&found.schedule),
             None => steps_json(&found.steps(graph)),
         };
-        std::fs::write(path, text + "\n").map_err(|source| Error::Io { path: path.clone(), source })?;
+        graph_file::write(path, &text)?;
     }
     report(args, graph, &found, placed.as_ref(), seconds)?;
     let (what, reached) = match &placed {
