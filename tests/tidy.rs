@@ -54,7 +54,8 @@ fn sources() -> Vec<Source> {
             let inside = path.strip_prefix(root).expect("inside of the root");
             let name = inside.components().map(|c| c.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/");
             if path.is_dir() {
-                if (!name.starts_with('.') && !name.starts_with("target")) || name == ".ci" {
+                let built = name.starts_with("target") || name.ends_with("/target");
+                if !(name.starts_with('.') || built) || name == ".ci" {
                     folders.push(path);
                 }
             } else if name == ".ci/run" || [".rs", ".toml", ".md"].iter().any(|ending| name.ends_with(ending)) {

@@ -59,7 +59,7 @@ pub fn tiling(seed: u64, items: usize, time: u64, height: u64, cuts: Cuts) -> Kn
     }
     let item = |p: &Piece| Item { life: Lifetime::new(p.start, p.end), size: p.top - p.bottom, align: 1 };
     let height = pieces.iter().map(|p| p.top).max().unwrap_or(0);
-    Known { problem: Problem { items: pieces.iter().map(item).collect() }, offsets: pieces.iter().map(|p| p.bottom).collect(), height }
+    Known { problem: Problem::new(pieces.iter().map(item).collect()), offsets: pieces.iter().map(|p| p.bottom).collect(), height }
 }
 
 /// A tiling of which only one instant is full: elsewhere about one piece in `one_in` is missing, so there is room to spare,

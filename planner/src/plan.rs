@@ -3,7 +3,7 @@
 use crate::dag::{ALIGN, BufferId, Dag, DagError, MayReuse, TaskId};
 use crate::liveness::{Lifetime, lifetimes};
 use crate::order::{self, OrderPolicy, Schedule, Sizes};
-use crate::pack::{Item, Method, Packing, Problem, ProblemError};
+use crate::pack::{Item, Limits, Method, Packing, Problem, ProblemError};
 use crate::reuse::{Appetite, Chains, choose};
 
 /// What the planner may do. The default is everything it can.
@@ -15,11 +15,13 @@ pub struct Options {
     pub in_place: bool,
     /// Whether buffers may share bytes at all. Without it every buffer and workspace has its own, and `in_place` is off.
     pub reuse: bool,
+    /// What may be spent where the fast packers miss the bound, as in [`Limits::effort`]: ten million take about a second.
+    pub effort: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { order: OrderPolicy::MinPeak, in_place: true, reuse: true }
+        Options { order: OrderPolicy::MinPeak, in_place: true, reuse: true, effort: 2_000_000 }
     }
 }
 
@@ -84,19 +86,32 @@ pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
     }
     // Stable: of equal bounds the simpler candidate comes first.
     candidates.sort_by_key(|candidate| candidate.bound);
-    let mut best: Option<(Candidate, Packing)> = None;
-    for candidate in candidates {
+    let mut best: Option<(usize, Packing)> = None;
+    let keep = |best: &mut Option<(usize, Packing)>, at: usize, packing: Packing| {
+        if best.as_ref().is_none_or(|(_, best)| packing.height < best.height) {
+            *best = Some((at, packing));
+        }
+    };
+    for (at, candidate) in candidates.iter().enumerate() {
         if best.as_ref().is_some_and(|(_, best)| !options.reuse || best.height <= candidate.bound) {
             break;
         }
         let packing = if options.reuse { candidate.layout.problem.pack()? } else { candidate.layout.problem.apart()? };
-        if best.as_ref().is_none_or(|(_, best)| packing.height < best.height) {
-            best = Some((candidate, packing));
+        keep(&mut best, at, packing);
+    }
+    // Where fast heuristics leave a gap, the candidates that could be lower are looked at again, more closely.
+    let limits = Limits { effort: options.effort, ..Limits::default() };
+    for (at, candidate) in candidates.iter().enumerate().take(if options.reuse && options.effort > 0 { REFINED } else { 0 }) {
+        if best.as_ref().is_some_and(|(_, best)| candidate.bound < best.height) {
+            keep(&mut best, at, candidate.layout.problem.pack_within(&limits)?);
         }
     }
-    let (candidate, packing) = best.expect("the program's own order is always a candidate");
-    Ok(candidate.into_plan(dag, packing))
+    let (at, packing) = best.expect("the program's own order is always a candidate");
+    Ok(candidates.swap_remove(at).into_plan(dag, packing))
 }
+
+/// How many candidates are refined at most.
+const REFINED: usize = 2;
 
 /// The sets of pairs worth packing, the most promising first.
 fn reuse_choices(dag: &Dag, options: &Options, order: &[TaskId], lives: &[Lifetime]) -> Vec<Vec<MayReuse>> {
@@ -164,7 +179,7 @@ impl Layout {
             if chains.head(i) == i && buffer.bytes > 0 && !lives[i].is_empty() {
                 let life = Lifetime::new(lives[i].start, lives[chains.tail(i)].end);
                 item_of_buffer[i] = Some(items.len() as u32);
-                items.push(Item { life, size: buffer.bytes, align: buffer.align });
+                items.push(Item { life, size: buffer.occupied(), align: buffer.align });
             }
         }
         for buffer in 0..dag.buffers.len() {
@@ -172,13 +187,13 @@ impl Layout {
         }
         let mut item_of_workspace = vec![None; dag.tasks.len()];
         for (step, &task) in (0u64..).zip(order) {
-            let size = dag.tasks[task.index()].workspace;
+            let size = dag.tasks[task.index()].workspace_occupied();
             if size > 0 {
                 item_of_workspace[task.index()] = Some(items.len() as u32);
                 items.push(Item { life: Lifetime::new(step, step + 1), size, align: ALIGN });
             }
         }
-        Layout { problem: Problem { items }, item_of_buffer, item_of_workspace }
+        Layout { problem: Problem::new(items), item_of_buffer, item_of_workspace }
     }
 }
 

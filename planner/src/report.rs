@@ -7,7 +7,7 @@ use std::fmt;
 
 mod svg;
 
-pub use svg::svg;
+pub use svg::{packing_svg, svg};
 
 /// The holders at the peak that [`text`] names.
 const HOLDERS_MAX: usize = 6;

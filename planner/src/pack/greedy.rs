@@ -1,8 +1,10 @@
-//! One item after the other, each against all placed before: the lowest offset free for its whole life (first fit) or the
-//! tightest gap (best fit). Quadratic in the number of items.
+//! One item after the other, each against those placed before that live at once: the lowest offset free for its whole life
+//! (first fit) or the tightest gap (best fit). Where most items live at once all placed ones are walked through by offset;
+//! where few do, only an item's neighbours are gathered, and sorted.
 
 use super::Found;
-use super::sections::Sections;
+use super::lives::{Index, Lives};
+use super::sections::{Sections, Span};
 
 /// Which of the free gaps an item gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,40 +23,75 @@ struct Placed {
     end: u32,
 }
 
+/// What gathering and sorting a neighbour costs, in steps of the walk through all.
+const GATHERING: u64 = 16;
+
+/// What a pass costs, in steps of some nanosecond.
+pub(super) fn cost(sections: &Sections) -> u64 {
+    walking(sections).min(gathering(sections))
+}
+
+fn walking(sections: &Sections) -> u64 {
+    (sections.spans.len() as u64).pow(2) / 2
+}
+
+fn gathering(sections: &Sections) -> u64 {
+    sections.pairs().saturating_mul(GATHERING)
+}
+
 /// Places the spans in `order`. Nothing, if the height would not stay below `limit`.
-pub(super) fn pack(sections: &Sections, order: &[u32], fit: Fit, limit: u64) -> Option<Found> {
-    let mut offsets = vec![0; sections.spans.len()];
-    let mut height = 0;
-    // Sorted by offset.
-    let mut placed: Vec<Placed> = Vec::with_capacity(order.len());
+pub(super) fn pack(sections: &Sections, lives: &Lives, order: &[u32], fit: Fit, limit: u64) -> Option<Found> {
+    let mut found = Found { offsets: vec![0; sections.spans.len()], height: 0 };
+    let walks = walking(sections) <= gathering(sections);
+    // The one has all placed spans, by offset; the other tells which of them are neighbours.
+    let mut all: Vec<Placed> = Vec::new();
+    let mut index = Index::new(lives);
+    let mut near: Vec<(u64, u64)> = Vec::new();
     for &i in order {
         let span = &sections.spans[i as usize];
-        let mut best: Option<(u64, u64)> = None;
-        // The lowest aligned offset above everything seen so far that is alive at the same time.
-        let mut free = 0u64;
-        for other in &placed {
-            if other.end <= span.start || span.end <= other.start {
-                continue;
-            }
-            if let Some(gap) = other.offset.checked_sub(free).filter(|&gap| gap >= span.size) {
-                if best.is_none_or(|(_, smallest)| gap < smallest) {
-                    best = Some((free, gap));
-                }
-                if fit == Fit::First {
-                    break;
-                }
-            }
-            free = free.max(other.top.next_multiple_of(span.align));
-        }
-        let offset = best.map_or(free, |(offset, _)| offset);
+        let offset = if walks {
+            let alive = all.iter().filter(|other| other.end > span.start && span.end > other.start);
+            lowest(alive.map(|other| (other.offset, other.top)), span, fit)
+        } else {
+            near.clear();
+            index.across(lives, span.start, span.end, |other| {
+                let offset = found.offsets[other as usize];
+                near.push((offset, offset + sections.spans[other as usize].size));
+            });
+            near.sort_unstable();
+            lowest(near.iter().copied(), span, fit)
+        };
         let top = offset + span.size;
-        height = height.max(top);
-        if height >= limit {
+        found.height = found.height.max(top);
+        if found.height >= limit {
             return None;
         }
-        offsets[i as usize] = offset;
-        let at = placed.partition_point(|other| other.offset < offset);
-        placed.insert(at, Placed { offset, top, start: span.start, end: span.end });
+        found.offsets[i as usize] = offset;
+        if walks {
+            let at = all.partition_point(|other| other.offset < offset);
+            all.insert(at, Placed { offset, top, start: span.start, end: span.end });
+        } else {
+            index.insert(lives, i);
+        }
     }
-    Some(Found { offsets, height })
+    Some(found)
+}
+
+/// Where a span fits between what is taken: offsets and tops, by offset.
+fn lowest(taken: impl Iterator<Item = (u64, u64)>, span: &Span, fit: Fit) -> u64 {
+    let mut best: Option<(u64, u64)> = None;
+    // The lowest aligned offset above everything seen so far.
+    let mut free = 0u64;
+    for (offset, top) in taken {
+        if let Some(gap) = offset.checked_sub(free).filter(|&gap| gap >= span.size) {
+            if fit == Fit::First {
+                return free;
+            }
+            if best.is_none_or(|(_, smallest)| gap < smallest) {
+                best = Some((free, gap));
+            }
+        }
+        free = free.max(top.next_multiple_of(span.align));
+    }
+    best.map_or(free, |(offset, _)| offset)
 }

@@ -1,25 +1,58 @@
 //! Offsets for buffers with known lifetimes: the offset-assignment problem (dynamic storage allocation).
 //!
-//! A [`Problem`] is a list of items, each a half-open lifetime and a size. Wanted is an offset for each so that items alive
-//! at once share no byte and the *height*, the largest `offset + size`, is small. No solution is lower than the *lower
-//! bound*, the largest sum of sizes alive at one instant; it is not always reachable, and finding the optimum is NP-hard.
+//! A [`Problem`] is a list of items, each a half-open lifetime, a size and an alignment. Wanted is an offset for each so that
+//! items alive at once share no byte and the *height*, the largest `offset + size`, is small. No solution is lower than the
+//! *lower bound*, the largest sum of sizes alive at one instant; it is not always reachable, and finding the optimum is
+//! NP-hard. Offsets may be given, items may have gaps in their lives, be aliases of each other, lie one after the other, be
+//! computed in the place of others and live in memories of their own: see [`Problem`].
+//!
+//! ```
+//! use slabwise_planner::Lifetime;
+//! use slabwise_planner::pack::{InPlace, Item, Problem, check};
+//!
+//! let item = |start, end, size| Item { life: Lifetime::new(start, end), size, align: 64 };
+//! let mut problem = Problem::new(vec![item(0, 3, 4096), item(2, 5, 4096), item(0, 5, 1024)]);
+//! assert_eq!(problem.pack()?.height, 4096 + 4096 + 1024);
+//! // The second one may be computed in the place of the first.
+//! problem.in_place = vec![InPlace { from: 0, to: 1 }];
+//! let packing = problem.pack()?;
+//! assert_eq!((packing.height, packing.in_place.len()), (4096 + 1024, 1));
+//! check(&problem, &packing)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! [`Problem::pack`] runs fast heuristics of two families until one meets the bound and returns the best:
 //!
 //! - greedy: one item after the other at the lowest free offset or in the tightest gap;
 //! - skyline: the lowest valley of what is already stacked gets the best item that fits into it.
+//!
+//! What is tied together becomes rigid blocks first; where blocks are no simple rectangles, a greedy packer for any shape
+//! takes over. [`check`] verifies any packing and shares no code with what makes them.
 
 use std::fmt;
 
+mod blocks;
+mod bound;
+mod check;
+mod constrained;
+mod error;
+mod exact;
+mod general;
 mod greedy;
+mod improve;
+mod lives;
 mod portfolio;
 mod problem;
 mod rank;
+mod rects;
+mod refine;
 mod sections;
 mod skyline;
 
+pub use check::{Violation, check};
+pub use error::ProblemError;
 pub use portfolio::Limits;
-pub use problem::{Item, Problem, ProblemError};
+pub use problem::{Gap, InPlace, Item, Placement, Problem, Space, Window};
 pub use rank::Rank;
 
 /// How a packing was made.
@@ -33,6 +66,14 @@ pub enum Method {
     BestFit(Rank),
     /// The lowest valley gets the best item inside it.
     Skyline(Rank),
+    /// From the offsets in [`Problem::start`].
+    Start,
+    /// Each rigid block at its lowest free offset, or in the place of another.
+    Blocks(Rank),
+    /// The same or a skyline, in an order improved step by step.
+    SqueakyWheel,
+    /// The exact search.
+    Search,
 }
 
 impl fmt::Display for Method {
@@ -42,8 +83,21 @@ impl fmt::Display for Method {
             Method::FirstFit(rank) => write!(f, "first fit by {rank}"),
             Method::BestFit(rank) => write!(f, "best fit by {rank}"),
             Method::Skyline(rank) => write!(f, "skyline by {rank}"),
+            Method::Start => f.write_str("given start"),
+            Method::Blocks(rank) => write!(f, "blocks by {rank}"),
+            Method::SqueakyWheel => f.write_str("squeaky wheel"),
+            Method::Search => f.write_str("exact search"),
         }
     }
+}
+
+/// Why no packing can be lower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Proof {
+    /// The height is the lower bound.
+    Bound,
+    /// A search for anything lower has been exhausted.
+    Search,
 }
 
 /// A solution of a [`Problem`].
@@ -51,12 +105,60 @@ impl fmt::Display for Method {
 pub struct Packing {
     /// The offset of each item.
     pub offsets: Vec<u64>,
-    /// The largest `offset + size`, sizes in whole units of alignment.
+    /// The largest `offset + size` of the items that ever need bytes; with several spaces, the sum of theirs.
     pub height: u64,
-    /// No packing is lower than this.
+    /// No packing is lower than this; see [`Problem::lower_bound`].
     pub lower_bound: u64,
-    /// How it was made.
+    /// Why the height is the smallest there is, if that is known.
+    pub proof: Option<Proof>,
+    /// How it was made: where it is highest, if parts of it were made in different ways.
     pub method: Method,
+    /// The pairs computed in place, in the order of [`Problem::in_place`].
+    pub in_place: Vec<InPlace>,
+    /// Each space by itself; one, where the problem names none.
+    pub spaces: Vec<Extent>,
+}
+
+/// What one space needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// The largest `offset + size` of its items.
+    pub height: u64,
+    /// No packing needs less of this space.
+    pub lower_bound: u64,
+}
+
+/// A space is smaller than what was found for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct DoesNotFit {
+    /// The index of the space.
+    pub space: usize,
+    /// The bytes it has.
+    pub capacity: u64,
+    /// What the packing needs.
+    pub height: u64,
+    /// What every packing needs.
+    pub lower_bound: u64,
+}
+
+impl fmt::Display for DoesNotFit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DoesNotFit { space, capacity, height, lower_bound } = self;
+        write!(f, "space {space} has {capacity} bytes; the best packing found needs {height}")?;
+        if lower_bound > capacity { write!(f, ", and none needs less than {lower_bound}") } else { Ok(()) }
+    }
+}
+
+impl Packing {
+    /// Whether every space stays within its capacity; the first that does not, with the numbers.
+    pub fn fits(&self, problem: &Problem) -> Result<(), DoesNotFit> {
+        for (space, (extent, capacity)) in self.spaces.iter().zip(problem.capacities()).enumerate() {
+            if let Some(capacity) = capacity.filter(|&capacity| extent.height > capacity) {
+                return Err(DoesNotFit { space, capacity, height: extent.height, lower_bound: extent.lower_bound });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a heuristic found: the offset of each span and the height.

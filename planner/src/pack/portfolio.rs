@@ -1,8 +1,13 @@
 //! Which packers run, in what order, and when they stop.
 
-use super::problem::{Problem, ProblemError};
-use super::sections::Sections;
-use super::{Found, Method, Packing, Rank, greedy, skyline};
+use super::error::ProblemError;
+use super::lives::Lives;
+use super::problem::Problem;
+use super::rects::{Rect, overlap};
+use super::refine::{Refined, refine};
+use super::sections::{Sections, Span};
+use super::skyline::Skyline;
+use super::{Extent, Found, Method, Packing, Proof, Rank, constrained, greedy};
 use std::time::{Duration, Instant};
 
 /// The portfolio: what has met the bound most often and costs least stands first. Measured on the heaps of whole training
@@ -24,8 +29,9 @@ pub(super) const METHODS: [Method; 14] = [
     Method::BestFit(Rank::Start),
 ];
 
-/// Up to how many items the quadratic methods (first and best fit) take part.
-const QUADRATIC_MAX: usize = 8_000;
+/// Up to what cost of a pass the methods take part that look at pairs of items (first and best fit): some hundredths of a
+/// second.
+const GREEDY_MAX: u64 = 1 << 25;
 
 /// How hard to look for a low packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +40,8 @@ pub struct Limits {
     pub capacity: Option<u64>,
     /// Ends the search at the next opportunity. `None`: only `effort` does. What is found then depends on the machine.
     pub time: Option<Duration>,
-    /// Steps of improvement and exact search, counted independently of time and threads. 0: fast heuristics only.
+    /// Items that improvement and exact search may place, again and again: some ten million a second. What is found depends on
+    /// this alone if `time` is not set. 0: fast heuristics only.
     pub effort: u64,
     /// How many threads may work at once; the result does not depend on it.
     pub threads: usize,
@@ -61,6 +68,17 @@ pub(super) struct Budget {
 }
 
 impl Budget {
+    /// The limits, with the time counted from now; the goal is the smallest there can be.
+    pub(super) fn new(limits: &Limits) -> Self {
+        Budget {
+            goal: 0,
+            deadline: limits.time.and_then(|time| Instant::now().checked_add(time)),
+            effort: limits.effort,
+            threads: limits.threads.max(1),
+            seed: limits.seed,
+        }
+    }
+
     /// Whether the time is over.
     pub(super) fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
@@ -77,68 +95,172 @@ impl Problem {
     /// Places the items as low as it can within the limits.
     pub fn pack_within(&self, limits: &Limits) -> Result<Packing, ProblemError> {
         self.verify()?;
-        let placed: Vec<usize> = (0..self.items.len()).filter(|&i| self.items[i].needs_space()).collect();
-        let sections = Sections::new(self, &placed);
-        let lower_bound = sections.lower_bound();
-        let mut packing = Packing { offsets: vec![0; self.items.len()], height: 0, lower_bound, method: Method::Apart };
-        let budget = Budget {
-            goal: lower_bound.max(limits.capacity.unwrap_or(0)),
-            deadline: limits.time.and_then(|time| Instant::now().checked_add(time)),
-            effort: limits.effort,
-            threads: limits.threads.max(1),
-            seed: limits.seed,
-        };
-        for part in sections.parts() {
-            let (found, method) = pack_part(&part.sections, &budget);
-            part.spans.iter().zip(found.offsets).for_each(|(&span, offset)| packing.offsets[placed[span as usize]] = offset);
-            if found.height > packing.height {
-                (packing.height, packing.method) = (found.height, method);
-            }
+        if !self.is_plain() {
+            return constrained::pack(self, limits);
         }
-        Ok(packing)
+        let mut budget = Budget::new(limits);
+        budget.goal = self.capacities()[0].or(limits.capacity).unwrap_or(0);
+        Ok(pack_plain(self, &budget).into_packing())
     }
 
-    /// Gives every item bytes of its own, whether lifetimes overlap or not.
+    /// Gives every item bytes of its own, whether lifetimes overlap or not. Rules besides those of each item are not looked at.
     pub fn apart(&self) -> Result<Packing, ProblemError> {
         self.verify()?;
-        let placed: Vec<usize> = (0..self.items.len()).filter(|&i| self.items[i].needs_space()).collect();
-        let sections = Sections::new(self, &placed);
-        let stacked = stacked(&sections);
-        let mut offsets = vec![0; self.items.len()];
-        placed.iter().zip(stacked.offsets).for_each(|(&item, offset)| offsets[item] = offset);
-        Ok(Packing { offsets, height: stacked.height, lower_bound: sections.lower_bound(), method: Method::Apart })
+        let (placed, sections) = plain_sections(self);
+        Ok(Plain::new(self, &placed, &sections, &stacked(&sections).offsets, Method::Apart).into_packing())
     }
+}
+
+/// A packing of items that no rules tie.
+pub(super) struct Plain {
+    /// The offset of each item.
+    pub(super) offsets: Vec<u64>,
+    pub(super) height: u64,
+    lower_bound: u64,
+    pub(super) method: Method,
+    /// [`Proof::Search`], if a search for anything lower was exhausted.
+    pub(super) proof: Option<Proof>,
+}
+
+impl Plain {
+    /// From the offsets of those items that need space; sizes count as they are, not in units.
+    fn new(problem: &Problem, placed: &[usize], sections: &Sections, found: &[u64], method: Method) -> Self {
+        let lower_bound = if is_whole(problem, placed, sections) { sections.lower_bound() } else { problem.lower_bound() };
+        let mut plain = Plain { offsets: vec![0; problem.items.len()], height: 0, lower_bound, method, proof: None };
+        for (&item, &offset) in placed.iter().zip(found) {
+            plain.offsets[item] = offset;
+            plain.height = plain.height.max(offset + problem.items[item].size);
+        }
+        plain
+    }
+
+    fn into_packing(self) -> Packing {
+        let Plain { offsets, height, lower_bound, method, proof } = self;
+        let proof = if height == lower_bound { Some(Proof::Bound) } else { proof };
+        let spaces = vec![Extent { height, lower_bound }];
+        Packing { offsets, height, lower_bound, proof, method, in_place: Vec::new(), spaces }
+    }
+}
+
+/// Whether the items are in sections what they are in bytes: their sizes whole units of the finest alignment.
+fn is_whole(problem: &Problem, placed: &[usize], sections: &Sections) -> bool {
+    placed.iter().zip(&sections.spans).all(|(&item, span)| problem.items[item].size == span.size)
+}
+
+/// The items that need space, and the sections of their lives.
+fn plain_sections(problem: &Problem) -> (Vec<usize>, Sections) {
+    let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
+    let sections = Sections::new(problem, &placed);
+    (placed, sections)
+}
+
+/// Packs a problem as if it had nothing but items and perhaps a start.
+pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
+    let (placed, sections) = plain_sections(problem);
+    // In whole units the bound may be a little higher, and then that is all there is to reach.
+    let budget = Budget { goal: budget.goal.max(sections.lower_bound()), ..*budget };
+    let start = start(problem, &placed, &sections);
+    let mut offsets = vec![0; placed.len()];
+    let mut highest = Refined { found: Found { offsets: Vec::new(), height: 0 }, method: Method::Apart, lower_bound: 0 };
+    let mut parts = sections.parts();
+    // The fullest first: no other has to become lower than it did.
+    parts.sort_by_cached_key(|part| std::cmp::Reverse(part.sections.lower_bound()));
+    let mut lower_bound = 0;
+    for part in parts {
+        let incumbent = start.as_ref().map(|start| {
+            let offsets: Vec<u64> = part.spans.iter().map(|&span| start[span as usize]).collect();
+            let top = |(span, offset): (&Span, &u64)| offset + span.size;
+            let height = part.sections.spans.iter().zip(&offsets).map(top).max().unwrap_or(0);
+            (Found { offsets, height }, Method::Start)
+        });
+        let budget = Budget { goal: budget.goal.max(highest.found.height), ..budget };
+        let refined = pack_part(&part.sections, incumbent, &budget);
+        lower_bound = lower_bound.max(refined.lower_bound);
+        part.spans.iter().zip(&refined.found.offsets).for_each(|(&span, &offset)| offsets[span as usize] = offset);
+        if refined.found.height > highest.found.height {
+            highest = refined;
+        }
+    }
+    let mut plain = Plain::new(problem, &placed, &sections, &offsets, highest.method);
+    // A proof in units says nothing about the last unit's unused rest.
+    if is_whole(problem, &placed, &sections) && plain.height > 0 && plain.height == lower_bound {
+        plain.proof = Some(Proof::Search);
+    }
+    plain
+}
+
+/// An incumbent from the offsets that the problem starts with: those, if they are a packing; else what first fit makes of
+/// their order, items without one last and larger ones first.
+fn start(problem: &Problem, placed: &[usize], sections: &Sections) -> Option<Vec<u64>> {
+    if problem.start.is_empty() {
+        return None;
+    }
+    let mut given: Vec<Option<u64>> = vec![None; problem.items.len()];
+    problem.start.iter().for_each(|at| given[at.item] = Some(at.offset));
+    let given: Vec<Option<u64>> = placed.iter().map(|&item| given[item]).collect();
+    let suits = |(span, offset): (&Span, u64)| offset.is_multiple_of(span.align) && offset.checked_add(span.size).is_some();
+    if let Some(offsets) = given.iter().copied().collect::<Option<Vec<u64>>>()
+        && sections.spans.iter().zip(offsets.iter().copied()).all(suits)
+    {
+        let rect = |(item, (span, &low)): (usize, (&Span, &u64))| {
+            let (start, end) = (u64::from(span.start), u64::from(span.end));
+            Rect { item, start, end, low, high: low + span.size }
+        };
+        let rects: Vec<Rect> = sections.spans.iter().zip(&offsets).enumerate().map(rect).collect();
+        if overlap(&rects).is_none() {
+            return Some(offsets);
+        }
+    }
+    if greedy::cost(sections) > GREEDY_MAX {
+        return None;
+    }
+    let mut order: Vec<u32> = (0..placed.len() as u32).collect();
+    order.sort_by_key(|&span| {
+        let offset = given[span as usize];
+        (offset.is_none(), offset, std::cmp::Reverse(sections.spans[span as usize].size))
+    });
+    greedy::pack(sections, &Lives::new(sections), &order, greedy::Fit::First, u64::MAX).map(|found| found.offsets)
 }
 
 /// Every span above the one before.
 fn stacked(sections: &Sections) -> Found {
-    // The coarsest alignment first: then nothing needs padding.
+    // The coarsest alignment first: then little needs padding.
     let mut order: Vec<usize> = (0..sections.spans.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(sections.spans[i].align));
     let mut found = Found { offsets: vec![0; order.len()], height: 0 };
     for i in order {
-        found.offsets[i] = found.height;
-        found.height += sections.spans[i].size;
+        let offset = found.height.next_multiple_of(sections.spans[i].align);
+        found.offsets[i] = offset;
+        found.height = offset + sections.spans[i].size;
     }
     found
 }
 
-/// Packs spans that no instant tears apart.
-fn pack_part(sections: &Sections, budget: &Budget) -> (Found, Method) {
-    let quadratic = sections.spans.len() <= QUADRATIC_MAX;
-    let mut best: Option<(Found, Method)> = None;
+/// Packs spans that no instant tears apart, lower than the incumbent if it can.
+fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &Budget) -> Refined {
+    let few_pairs = greedy::cost(sections) <= GREEDY_MAX;
+    let lives = Lives::new(sections);
+    let mut skyline = Skyline::new(sections, &lives);
+    let mut best = incumbent;
     for method in METHODS {
         let limit = best.as_ref().map_or(u64::MAX, |(found, _)| found.height);
-        if limit <= budget.goal {
+        if limit <= budget.goal || (limit < u64::MAX && budget.is_over()) {
             break;
         }
         let found = match method {
-            Method::Skyline(rank) => skyline::pack(sections, &rank.order(sections), limit),
-            Method::FirstFit(rank) if quadratic => greedy::pack(sections, &rank.order(sections), greedy::Fit::First, limit),
-            Method::BestFit(rank) if quadratic => greedy::pack(sections, &rank.order(sections), greedy::Fit::Best, limit),
+            Method::Skyline(rank) => {
+                let height = skyline.pack(&rank.order(sections), limit);
+                height.map(|height| Found { offsets: skyline.offsets.clone(), height })
+            }
+            Method::FirstFit(rank) if few_pairs => greedy::pack(sections, &lives, &rank.order(sections), greedy::Fit::First, limit),
+            Method::BestFit(rank) if few_pairs => greedy::pack(sections, &lives, &rank.order(sections), greedy::Fit::Best, limit),
             _ => None,
         };
         best = found.map(|found| (found, method)).or(best);
     }
-    best.unwrap_or_else(|| (stacked(sections), Method::Apart))
+    let (found, method) = best.unwrap_or_else(|| (stacked(sections), Method::Apart));
+    if budget.effort == 0 || found.height <= budget.goal {
+        return Refined { found, method, lower_bound: 0 };
+    }
+    refine(sections, &lives, found, method, budget)
 }

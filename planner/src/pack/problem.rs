@@ -1,57 +1,128 @@
-//! What is to be packed, and when it cannot be.
+//! What is to be packed: items, and what ties them down or together.
 
+use super::blocks;
+use super::error::ProblemError;
 use crate::liveness::Lifetime;
 
 /// One thing to place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Item {
-    /// When it needs its bytes. Empty: never, and its offset is 0.
+    /// When it needs its bytes. Empty: never.
     pub life: Lifetime,
-    /// How many bytes. 0: its offset is 0.
+    /// How many bytes.
     pub size: u64,
-    /// Its offset is a multiple of this power of two, and it takes up whole units of it.
+    /// Its offset is a multiple of this power of two.
     pub align: u64,
 }
 
 impl Item {
-    /// The bytes it takes up: its size in whole units of its alignment.
-    pub fn occupied(&self) -> u64 {
-        self.size.checked_next_multiple_of(self.align).unwrap_or(u64::MAX)
-    }
-
+    /// Whether it needs bytes at some instant, gaps apart. What does not lies at 0 unless it is tied to something.
     pub(super) fn needs_space(&self) -> bool {
         self.size > 0 && !self.life.is_empty()
     }
 }
 
-/// Items to place in one address range.
+/// An item and an offset for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Placement {
+    /// The index of the item.
+    pub item: usize,
+    /// Its first byte.
+    pub offset: u64,
+}
+
+/// A range of an item's own bytes, counted from its offset, half-open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Window {
+    /// The first byte.
+    pub low: u64,
+    /// The byte after the last one.
+    pub high: u64,
+}
+
+/// A part of an item's life in which it does not need all of its bytes. What reaches out of the life has no meaning; where
+/// gaps of one item overlap, it needs what all of them leave to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Gap {
+    /// The index of the item.
+    pub item: usize,
+    /// When.
+    pub life: Lifetime,
+    /// The bytes that it needs even then. `None`: none.
+    pub window: Option<Window>,
+}
+
+/// Permission to compute one item in the place of another: `to`, whose life begins at the last step of the life of `from`,
+/// may lie at the very same offset, and the two may then share bytes at that step. An item gives its bytes to one other at
+/// most and takes those of one at most; one that lives for a single step does not do both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InPlace {
+    /// The item that dies.
+    pub from: usize,
+    /// The item that is born.
+    pub to: usize,
+}
+
+/// A memory with addresses of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Space {
+    /// How many bytes it has. A packing that stays within them is good enough; one that does not is still returned, and
+    /// [`Packing::fits`](super::Packing::fits) tells it from others.
+    pub capacity: Option<u64>,
+    /// The indices of its items. The first space has those that no other names.
+    pub items: Vec<usize>,
+}
+
+/// Items to place, and what their offsets must respect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Problem {
     /// The items, in any order.
     pub items: Vec<Item>,
-}
-
-/// Why a problem cannot be packed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ProblemError {
-    /// An alignment is not a power of two.
-    #[error("item {item} has alignment {align}, which is no power of two")]
-    Alignment {
-        /// The index of the item.
-        item: usize,
-        /// Its alignment.
-        align: u64,
-    },
-    /// All sizes together, in whole units of the coarsest alignment, exceed 64 bits.
-    #[error("the items up to {item} together are more bytes than 64 bits hold")]
-    TotalSize {
-        /// The index of the item at which the sum overflows.
-        item: usize,
-    },
+    /// Offsets that are given.
+    pub fixed: Vec<Placement>,
+    /// Times at which items need less than all of their bytes.
+    pub gaps: Vec<Gap>,
+    /// Groups whose members all have the same offset and may share bytes at any time.
+    pub aliases: Vec<Vec<usize>>,
+    /// Groups in which every item starts exactly where the one before it ends.
+    pub contiguous: Vec<Vec<usize>>,
+    /// Who may be computed in whose place; which pairs are, is chosen with the offsets.
+    pub in_place: Vec<InPlace>,
+    /// The memories. None given: one without a limit.
+    pub spaces: Vec<Space>,
+    /// Offsets to begin with, for some or all items: a packing to improve on where they are valid, else a hint in which
+    /// order to place things.
+    pub start: Vec<Placement>,
 }
 
 impl Problem {
-    /// Checks alignments, and that no sum of sizes overflows.
+    /// Items in one memory, free of other rules.
+    pub fn new(items: Vec<Item>) -> Self {
+        Problem { items, ..Problem::default() }
+    }
+
+    /// Whether there are items only, and perhaps a capacity or a start.
+    pub(super) fn is_plain(&self) -> bool {
+        let Problem { items: _, fixed, gaps, aliases, contiguous, in_place, spaces, start: _ } = self;
+        fixed.is_empty() && gaps.is_empty() && aliases.is_empty() && contiguous.is_empty() && in_place.is_empty() && spaces.len() <= 1
+    }
+
+    /// The capacity of each space; one without a limit where no space is given.
+    pub(super) fn capacities(&self) -> Vec<Option<u64>> {
+        if self.spaces.is_empty() { vec![None] } else { self.spaces.iter().map(|space| space.capacity).collect() }
+    }
+
+    /// The space of each item.
+    pub(crate) fn space_of(&self) -> Vec<usize> {
+        let mut space_of = vec![0; self.items.len()];
+        for (index, space) in self.spaces.iter().enumerate() {
+            space.items.iter().for_each(|&item| space_of[item] = index);
+        }
+        space_of
+    }
+
+    /// Checks that the problem can be packed: alignments are powers of two, no sum of sizes overflows, every index is that
+    /// of an item, and the rules do not contradict each other.
     pub fn verify(&self) -> Result<(), ProblemError> {
         if let Some((item, it)) = self.items.iter().enumerate().find(|(_, it)| !it.align.is_power_of_two()) {
             return Err(ProblemError::Alignment { item, align: it.align });
@@ -62,22 +133,64 @@ impl Problem {
             let sum = it.size.checked_next_multiple_of(coarsest).and_then(|size| total.checked_add(size));
             sum.ok_or(ProblemError::TotalSize { item })
         })?;
-        Ok(())
+        self.references()?;
+        if self.is_plain() { Ok(()) } else { blocks::Blocks::new(self, &[]).and_then(|blocks| blocks.verify(self)) }
     }
 
-    /// The largest sum of occupied bytes alive at one instant.
-    pub fn lower_bound(&self) -> u64 {
-        let mut events: Vec<(u64, bool, u64)> = Vec::with_capacity(2 * self.items.len());
-        for item in self.items.iter().filter(|item| item.needs_space()) {
-            // At one instant, ends sort before starts.
-            events.extend([(item.life.start, true, item.occupied()), (item.life.end, false, item.occupied())]);
+    /// Checks each rule by itself.
+    fn references(&self) -> Result<(), ProblemError> {
+        let count = self.items.len();
+        let groups = |groups: &[Vec<usize>]| groups.iter().flatten().copied().collect::<Vec<_>>();
+        let lists = [
+            ("fixed", self.fixed.iter().map(|at| at.item).collect()),
+            ("gaps", self.gaps.iter().map(|gap| gap.item).collect()),
+            ("aliases", groups(&self.aliases)),
+            ("contiguous", groups(&self.contiguous)),
+            ("in_place", self.in_place.iter().flat_map(|pair| [pair.from, pair.to]).collect()),
+            ("spaces", self.spaces.iter().flat_map(|space| &space.items).copied().collect()),
+            ("start", self.start.iter().map(|at| at.item).collect::<Vec<_>>()),
+        ];
+        for (list, items) in lists {
+            if let Some(&item) = items.iter().find(|&&item| item >= count) {
+                return Err(ProblemError::NoSuchItem { list, item, count });
+            }
+            // Gaps and pairs may name an item several times.
+            let mut seen = vec![false; if matches!(list, "gaps" | "in_place") || items.is_empty() { 0 } else { count }];
+            if !seen.is_empty()
+                && let Some(&item) = items.iter().find(|&&item| std::mem::replace(&mut seen[item], true))
+            {
+                return Err(ProblemError::NamedTwice { list, item });
+            }
         }
-        events.sort_unstable();
-        let (mut live, mut bound) = (0u64, 0);
-        for (_, starts, bytes) in events {
-            live = if starts { live.saturating_add(bytes) } else { live.saturating_sub(bytes) };
-            bound = bound.max(live);
+        for &Placement { item, offset } in &self.fixed {
+            let Item { size, align, .. } = self.items[item];
+            if !offset.is_multiple_of(align) {
+                return Err(ProblemError::FixedMisaligned { item, offset, align });
+            }
+            if offset.checked_add(size).is_none() {
+                return Err(ProblemError::FixedEnd { item, offset, size });
+            }
         }
-        bound
+        for &Gap { item, life, window } in &self.gaps {
+            if life.end < life.start {
+                return Err(ProblemError::Gap { item, start: life.start, end: life.end });
+            }
+            let size = self.items[item].size;
+            if let Some(Window { low, high }) = window.filter(|window| window.high < window.low || window.high > size) {
+                return Err(ProblemError::Window { item, low, high, size });
+            }
+        }
+        let mut pairs = self.in_place.clone();
+        pairs.sort_unstable();
+        if let Some(twice) = pairs.windows(2).find(|two| two[0] == two[1]) {
+            return Err(ProblemError::PairTwice { from: twice[0].from, to: twice[0].to });
+        }
+        for &InPlace { from, to } in &self.in_place {
+            let (end, start) = (self.items[from].life.end, self.items[to].life.start);
+            if self.items[from].life.is_empty() || self.items[to].life.is_empty() || start.checked_add(1) != Some(end) {
+                return Err(ProblemError::PairNeverMeets { from, to, end, start });
+            }
+        }
+        Ok(())
     }
 }

@@ -1,11 +1,10 @@
 //! The orders in which heuristics consider items.
 
 use super::sections::{Sections, Span};
-use crate::liveness::{Lifetime, Profile};
 use std::cmp::Reverse;
 use std::fmt;
 
-/// What makes an item come earlier: larger numbers first, ties by the next criterion, then by start and index.
+/// What makes an item come earlier: larger numbers first, ties by the next criterion, then by area, width, total, start and index.
 ///
 /// *Width* is the length of its life, *area* that times its size, *total* the largest sum of live sizes during its life.
 /// The combinations of width, area and total are those of Moffitt, "MiniMalloc" (ASPLOS 2023).
@@ -45,44 +44,28 @@ impl Rank {
     /// The spans in this order.
     pub(super) fn order(self, sections: &Sections) -> Vec<u32> {
         let totals = match self {
-            Rank::TotalAreaWidth | Rank::TotalWidthArea | Rank::TotalSize | Rank::WidthAreaTotal => totals(sections),
-            Rank::SizeWidth | Rank::Area | Rank::Start => vec![0; sections.spans.len()],
+            Rank::TotalAreaWidth | Rank::TotalWidthArea | Rank::TotalSize | Rank::WidthAreaTotal => sections.totals(),
+            Rank::SizeWidth | Rank::Area | Rank::Start => Vec::new(),
         };
-        let key = |i: usize| {
-            let span = &sections.spans[i];
-            let width = u128::from(span.width);
-            let (size, total) = (u128::from(span.size), u128::from(totals[i]));
-            let area = width.saturating_mul(size);
-            let largest = match self {
-                Rank::SizeWidth => [size, width, 0],
-                Rank::Area => [area, size, 0],
-                Rank::TotalAreaWidth => [total, area, width],
-                Rank::TotalWidthArea => [total, width, area],
-                Rank::TotalSize => [total, size, width],
-                Rank::WidthAreaTotal => [width, area, total],
-                Rank::Start => [u128::from(u32::MAX - span.start), size, width],
-            };
-            (Reverse(largest), span.start)
+        let total = |i: u32| totals.get(i as usize).copied().unwrap_or(0);
+        let area = |span: &Span| u128::from(span.width).saturating_mul(u128::from(span.size));
+        // Areas beyond 64 bits are told apart only where two spans are compared in full.
+        let short = |area: u128| u64::try_from(area).unwrap_or(u64::MAX);
+        let keys = (0u32..).zip(&sections.spans).map(|(i, span)| match self {
+            Rank::SizeWidth => (span.size, span.width, i),
+            Rank::Area => (short(area(span)), 0, i),
+            Rank::TotalAreaWidth => (total(i), short(area(span)), i),
+            Rank::TotalWidthArea => (total(i), span.width, i),
+            Rank::TotalSize => (total(i), span.size, i),
+            Rank::WidthAreaTotal => (span.width, short(area(span)), i),
+            Rank::Start => (u64::from(u32::MAX - span.start), span.size, i),
+        });
+        let mut keys: Vec<(u64, u64, u32)> = keys.collect();
+        let full = |i: u32| {
+            let span = &sections.spans[i as usize];
+            (area(span), span.width, total(i), Reverse((span.start, i)))
         };
-        let mut order: Vec<u32> = (0..sections.spans.len() as u32).collect();
-        order.sort_by_cached_key(|&i| key(i as usize));
-        order
+        keys.sort_unstable_by(|a, b| (b.0, b.1).cmp(&(a.0, a.1)).then_with(|| full(b.2).cmp(&full(a.2))));
+        keys.into_iter().map(|key| key.2).collect()
     }
-}
-
-/// For each span the largest sum of live sizes during its life.
-fn totals(sections: &Sections) -> Vec<u64> {
-    let mut changes = vec![0i128; sections.count() + 1];
-    for span in &sections.spans {
-        changes[span.start as usize] += i128::from(span.size);
-        changes[span.end as usize] -= i128::from(span.size);
-    }
-    let life = |span: &Span| Lifetime::new(u64::from(span.start), u64::from(span.end));
-    let mut live = Profile::new(sections.count());
-    let mut sum = 0;
-    for (section, change) in (0u64..).zip(changes) {
-        sum += change;
-        live.add(Lifetime::new(section, section + 1), sum);
-    }
-    sections.spans.iter().map(|span| live.max(life(span)) as u64).collect()
 }

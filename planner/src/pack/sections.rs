@@ -1,6 +1,6 @@
 //! The simple problem that the packers work on: time cut into as few sections as tell lives apart.
 
-use super::problem::Problem;
+use super::problem::{Item, Problem};
 
 /// An item with its life in sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub(super) struct Span {
     pub(super) start: u32,
     /// The section after its last one; larger than `start`.
     pub(super) end: u32,
-    /// The bytes it takes up: whole units of `align`, at least one.
+    /// The bytes it takes up: whole units of the finest alignment of all, at least one.
     pub(super) size: u64,
     /// A power of two of which its offset is a multiple.
     pub(super) align: u64,
@@ -36,29 +36,37 @@ pub(super) struct Part {
 
 impl Sections {
     /// The items at the indices `placed`, each of which has bytes and a life.
+    ///
+    /// Where all offsets are multiples of a unit, nobody else can have the rest of an item's last one, so nothing is lost
+    /// by counting it as the item's, except that the top of the packing may turn out lower.
     pub(super) fn new(problem: &Problem, placed: &[usize]) -> Self {
-        let items = || placed.iter().map(|&i| &problem.items[i]);
-        // At one instant, ends (false) sort before starts.
-        let mut events: Vec<(u64, bool)> = items().flat_map(|item| [(item.life.start, true), (item.life.end, false)]).collect();
-        events.sort_unstable();
-        events.dedup();
-        // For each event, how many sections are complete once it has happened.
-        let (mut complete, mut fresh) = (0u32, false);
-        let mut completes = Vec::with_capacity(events.len());
-        for &(_, starts) in &events {
-            complete += u32::from(!starts && fresh);
-            fresh = starts;
-            completes.push(complete);
+        let item = |at: u32| &problem.items[placed[at as usize]];
+        let unit = placed.iter().map(|&i| problem.items[i].align).min().unwrap_or(1);
+        let size = |item: &Item| item.size.next_multiple_of(unit);
+        let empty = |item: &Item| Span { start: 0, end: 0, size: size(item), align: item.align, width: item.life.steps() };
+        let mut spans: Vec<Span> = placed.iter().map(|&i| empty(&problem.items[i])).collect();
+        let sorted = |instant: &dyn Fn(u32) -> u64| {
+            let mut events: Vec<(u64, u32)> = (0..placed.len() as u32).map(|at| (instant(at), at)).collect();
+            events.sort_unstable();
+            events
+        };
+        let mut ends = sorted(&|at| item(at).life.end).into_iter().peekable();
+        // How many sections are complete, and whether something has begun since.
+        let (mut complete, mut fresh) = (0, false);
+        let mut end_until = |instant: u64, fresh: &mut bool, spans: &mut [Span]| {
+            // At one instant, ends come before starts.
+            while let Some((_, at)) = ends.next_if(|&(end, _)| end <= instant) {
+                complete += u32::from(std::mem::take(fresh));
+                spans[at as usize].end = complete;
+            }
+            complete
+        };
+        for (start, at) in sorted(&|at| item(at).life.start) {
+            spans[at as usize].start = end_until(start, &mut fresh, &mut spans);
+            fresh = true;
         }
-        let section = |instant: u64, starts: bool| completes[events.partition_point(|&event| event < (instant, starts))];
-        let spans = items().map(|item| Span {
-            start: section(item.life.start, true),
-            end: section(item.life.end, false),
-            size: item.occupied(),
-            align: item.align,
-            width: item.life.steps(),
-        });
-        Sections { spans: spans.collect(), count: complete as usize }
+        let count = end_until(u64::MAX, &mut fresh, &mut spans) as usize;
+        Sections { spans, count }
     }
 
     /// How many sections there are.
@@ -85,10 +93,23 @@ impl Sections {
         self.live().into_iter().max().unwrap_or(0)
     }
 
+    /// For each section, and for the end, how many spans start before it: where its own begin if all are sorted by start.
+    pub(super) fn starts_before(&self) -> Vec<u32> {
+        let mut before = vec![0u32; self.count + 1];
+        self.spans.iter().for_each(|span| before[span.start as usize + 1] += 1);
+        (1..before.len()).for_each(|section| before[section] += before[section - 1]);
+        before
+    }
+
     /// Cuts the problem at every instant that no life crosses; the parts can be packed one by one.
     pub(super) fn parts(&self) -> Vec<Part> {
-        let mut order: Vec<u32> = (0..self.spans.len() as u32).collect();
-        order.sort_by_key(|&i| (self.spans[i as usize].start, i));
+        let mut next = self.starts_before();
+        let mut order = vec![0u32; self.spans.len()];
+        for (i, span) in (0u32..).zip(&self.spans) {
+            let at = &mut next[span.start as usize];
+            order[*at as usize] = i;
+            *at += 1;
+        }
         let mut parts: Vec<Part> = Vec::new();
         let (mut first, mut reached) = (0, 0);
         for i in order {
@@ -105,5 +126,51 @@ impl Sections {
             }
         }
         parts
+    }
+
+    /// For each span the largest sum of sizes alive in one of its sections.
+    pub(super) fn totals(&self) -> Vec<u64> {
+        let live = self.live();
+        // Inside of blocks, the largest since the block began and until it ends; across blocks, the largest of 2^level of
+        // them. A life reaches over whole blocks and two rests, or it is short enough to be walked through.
+        const BLOCK: usize = 64;
+        let mut since = live.clone();
+        since.chunks_mut(BLOCK).for_each(|block| (1..block.len()).for_each(|i| block[i] = block[i].max(block[i - 1])));
+        let mut until = live.clone();
+        until.chunks_mut(BLOCK).for_each(|block| (1..block.len()).rev().for_each(|i| block[i - 1] = block[i - 1].max(block[i])));
+        let mut levels: Vec<Vec<u64>> = vec![until.iter().step_by(BLOCK).copied().collect()];
+        while let Some(last) = levels.last().filter(|last| last.len() > 1 << (levels.len() - 1)) {
+            let reach = 1 << (levels.len() - 1);
+            levels.push(last.iter().zip(&last[reach..]).map(|(a, b)| *a.max(b)).collect());
+        }
+        let total = |span: &Span| {
+            let (first, last) = (span.start as usize, span.end as usize - 1);
+            let (from, to) = (first / BLOCK + 1, last / BLOCK);
+            if from > to {
+                return live[first..=last].iter().copied().max().unwrap_or(0);
+            }
+            let rests = until[first].max(since[last]);
+            let Some(level) = (to - from).checked_ilog2() else { return rests };
+            let whole = &levels[level as usize];
+            rests.max(whole[from]).max(whole[to - (1 << level)])
+        };
+        self.spans.iter().map(total).collect()
+    }
+
+    /// How many pairs of spans live at once: what a packer costs that compares each with all its neighbours.
+    pub(super) fn pairs(&self) -> u64 {
+        let (mut starts, mut ends) = (vec![0u64; self.count + 1], vec![0u64; self.count + 1]);
+        for span in &self.spans {
+            starts[span.start as usize] += 1;
+            ends[span.end as usize] += 1;
+        }
+        let (mut alive, mut pairs) = (0u64, 0u64);
+        for (starts, ends) in starts.into_iter().zip(ends) {
+            alive -= ends;
+            // Each of those that start meets those alive and those of them that came before it.
+            pairs += starts * alive + starts * starts.saturating_sub(1) / 2;
+            alive += starts;
+        }
+        pairs
     }
 }

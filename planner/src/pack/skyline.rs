@@ -3,127 +3,160 @@
 //! neighbour. The best-fit heuristic for strip packing (Burke, Kendall and Whitwell, 2004) with fixed horizontal
 //! positions. Every item is placed once and every raise merges two stretches, so there are O(n) moves.
 
-use super::Found;
+use super::lives::{Lives, NONE, Waiting};
 use super::sections::{Sections, Span};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::time::Instant;
 
-/// Places the spans, earlier ones in `order` preferred. Nothing, if the height would not stay below `limit`.
-pub(super) fn pack(sections: &Sections, order: &[u32], limit: u64) -> Option<Found> {
-    let spans = &sections.spans;
-    let mut waiting = Waiting::new(spans, order);
-    let mut skyline = Skyline::new(sections.count());
-    let mut found = Found { offsets: vec![0; spans.len()], height: 0 };
-    let mut left = spans.len();
-    while left > 0 {
-        let valley = skyline.lowest()?;
-        match waiting.take_inside(valley.start, valley.end) {
-            Some(i) => {
-                let span = &spans[i as usize];
-                let offset = valley.height.next_multiple_of(span.align);
-                let top = offset + span.size;
-                found.offsets[i as usize] = offset;
-                found.height = found.height.max(top);
-                if found.height >= limit {
-                    return None;
-                }
-                skyline.stack(valley, span, top);
-                left -= 1;
-            }
-            None => skyline.raise(valley),
-        }
+/// How many items are placed between two looks at the clock.
+const LOOK: usize = 4096;
+
+/// What one pass needs, kept from one to the next.
+pub(super) struct Skyline<'a> {
+    sections: &'a Sections,
+    lives: &'a Lives,
+    waiting: Waiting,
+    outline: Outline,
+    /// When to give up.
+    pub(super) deadline: Option<Instant>,
+    /// Where the last pass has put each span.
+    pub(super) offsets: Vec<u64>,
+}
+
+impl<'a> Skyline<'a> {
+    pub(super) fn new(sections: &'a Sections, lives: &'a Lives) -> Self {
+        let offsets = vec![0; sections.spans.len()];
+        Skyline { sections, lives, waiting: Waiting::default(), outline: Outline::default(), deadline: None, offsets }
     }
-    Some(found)
+
+    /// Places the spans, earlier ones in `order` preferred, and returns the height. Nothing, if it would not stay below
+    /// `limit`, or the time is over.
+    pub(super) fn pack(&mut self, order: &[u32], limit: u64) -> Option<u64> {
+        self.waiting.reset(self.lives, order);
+        self.outline.reset(self.sections.count());
+        let mut height = 0;
+        let mut left = order.len();
+        while left > 0 {
+            let valley = self.outline.lowest()?;
+            let rank = self.waiting.best_inside(self.lives, valley.start, valley.end);
+            if rank == NONE {
+                self.outline.raise(valley);
+                continue;
+            }
+            let i = order[rank as usize];
+            self.waiting.take(self.lives, i);
+            let span = &self.sections.spans[i as usize];
+            let offset = valley.height.next_multiple_of(span.align);
+            self.offsets[i as usize] = offset;
+            height = height.max(offset + span.size);
+            if height >= limit {
+                return None;
+            }
+            self.outline.stack(valley, span, offset + span.size);
+            left -= 1;
+            if left.is_multiple_of(LOOK) && self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return None;
+            }
+        }
+        Some(height)
+    }
 }
 
 /// A stretch of sections at one height.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Stretch {
     start: u32,
     end: u32,
     height: u64,
 }
 
-/// Neighbouring stretches of different heights that together cover all sections.
-struct Skyline {
-    sections: u32,
-    /// For each section that starts a stretch: where it ends, and its height.
-    end: Vec<u32>,
-    height: Vec<u64>,
-    /// For each section that ends a stretch (the last one in it): where the stretch starts.
-    start: Vec<u32>,
-    /// Whether a stretch starts here.
-    starts: Vec<bool>,
-    /// (height, start, end); entries that describe no stretch any more are skipped.
-    lowest: BinaryHeap<Reverse<(u64, u32, u32)>>,
+/// What is known at a section.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    /// The height of the stretch that starts here.
+    height: u64,
+    /// Where the stretch that starts here ends. 0: none starts here.
+    end: u32,
+    /// Where the stretch starts whose last section this is.
+    start: u32,
 }
 
-impl Skyline {
-    fn new(sections: usize) -> Self {
-        let mut skyline = Skyline {
-            sections: sections as u32,
-            end: vec![0; sections],
-            height: vec![0; sections],
-            start: vec![0; sections],
-            starts: vec![false; sections],
-            lowest: BinaryHeap::new(),
-        };
+/// Neighbouring stretches of different heights that together cover all sections.
+#[derive(Clone, Debug, Default)]
+struct Outline {
+    cells: Vec<Cell>,
+    /// All stretches above the lowest height; entries that describe no stretch any more are skipped.
+    queue: Queue,
+    /// The stretches at the lowest height, the leftmost last.
+    lowest: Vec<Stretch>,
+}
+
+impl Outline {
+    fn reset(&mut self, sections: usize) {
+        self.cells.clear();
+        self.cells.resize(sections, Cell::default());
+        self.queue.clear();
+        self.lowest.clear();
         if sections > 0 {
-            skyline.put(Stretch { start: 0, end: sections as u32, height: 0 });
+            let all = Stretch { start: 0, end: sections as u32, height: 0 };
+            self.write(all);
+            self.lowest.push(all);
         }
-        skyline
     }
 
     /// The lowest stretch, the leftmost of several; it is higher than none of its neighbours and equal to neither.
     fn lowest(&mut self) -> Option<Stretch> {
-        while let Some(Reverse((height, start, end))) = self.lowest.pop() {
-            let at = start as usize;
-            if self.starts[at] && self.end[at] == end && self.height[at] == height {
-                return Some(Stretch { start, end, height });
+        loop {
+            while let Some(stretch) = self.lowest.pop() {
+                let cell = &self.cells[stretch.start as usize];
+                if cell.end == stretch.end && cell.height == stretch.height {
+                    return Some(stretch);
+                }
             }
+            if !self.queue.pop_lowest(&mut self.lowest) {
+                return None;
+            }
+            self.lowest.sort_unstable_by_key(|stretch| std::cmp::Reverse(stretch.start));
         }
-        None
     }
 
     fn left_of(&self, start: u32) -> Option<Stretch> {
-        let start = self.start[start.checked_sub(1)? as usize];
-        Some(Stretch { start, end: self.end[start as usize], height: self.height[start as usize] })
+        let start = self.cells[start.checked_sub(1)? as usize].start;
+        let cell = &self.cells[start as usize];
+        Some(Stretch { start, end: cell.end, height: cell.height })
     }
 
     fn right_of(&self, end: u32) -> Option<Stretch> {
-        let start = end as usize;
-        (end < self.sections).then(|| Stretch { start: end, end: self.end[start], height: self.height[start] })
+        self.cells.get(end as usize).map(|cell| Stretch { start: end, end: cell.end, height: cell.height })
     }
 
-    /// Makes a stretch part of the skyline, joined with neighbours of its height.
+    fn write(&mut self, stretch: Stretch) {
+        let cell = &mut self.cells[stretch.start as usize];
+        (cell.end, cell.height) = (stretch.end, stretch.height);
+        self.cells[stretch.end as usize - 1].start = stretch.start;
+    }
+
+    /// Makes a stretch part of the outline, joined with neighbours of its height.
     fn put(&mut self, mut stretch: Stretch) {
         if let Some(left) = self.left_of(stretch.start).filter(|left| left.height == stretch.height) {
-            self.starts[stretch.start as usize] = false;
+            self.cells[stretch.start as usize].end = 0;
             stretch.start = left.start;
         }
         if let Some(right) = self.right_of(stretch.end).filter(|right| right.height == stretch.height) {
-            self.starts[right.start as usize] = false;
+            self.cells[right.start as usize].end = 0;
             stretch.end = right.end;
         }
-        let Stretch { start, end, height } = stretch;
-        self.starts[start as usize] = true;
-        self.end[start as usize] = end;
-        self.height[start as usize] = height;
-        self.start[end as usize - 1] = start;
-        self.lowest.push(Reverse((height, start, end)));
+        self.write(stretch);
+        self.queue.push(stretch);
     }
 
     /// Lays a span onto the valley that contains it.
     fn stack(&mut self, valley: Stretch, span: &Span, top: u64) {
-        self.starts[valley.start as usize] = false;
+        self.cells[valley.start as usize].end = 0;
         // The rests of the valley come first, so that the new stretch finds its true neighbours.
-        let rests = [Stretch { end: span.start, ..valley }, Stretch { start: span.end, ..valley }];
+        let rests = [Stretch { start: span.end, ..valley }, Stretch { end: span.start, ..valley }];
         for rest in rests.into_iter().filter(|rest| rest.start < rest.end) {
-            self.starts[rest.start as usize] = true;
-            self.end[rest.start as usize] = rest.end;
-            self.height[rest.start as usize] = rest.height;
-            self.start[rest.end as usize - 1] = rest.start;
-            self.lowest.push(Reverse((rest.height, rest.start, rest.end)));
+            self.write(rest);
+            self.lowest.push(rest);
         }
         self.put(Stretch { start: span.start, end: span.end, height: top });
     }
@@ -137,91 +170,44 @@ impl Skyline {
     }
 }
 
-/// The items not yet placed: a tree over their starts whose nodes know the earliest end and the best rank below, so that
-/// the best item inside a stretch is found by looking into few nodes.
-struct Waiting {
-    leaves: usize,
-    /// For each section: the first leaf whose item starts there or later.
-    first: Vec<u32>,
-    earliest_end: Vec<u32>,
-    best_rank: Vec<u32>,
-    /// Leaf → span.
-    span: Vec<u32>,
+/// Stretches by height, for a caller that never puts in anything lower than what it has taken out: a radix heap (Ahuja,
+/// Mehlhorn, Orlin and Tarjan, 1990). Each stretch moves to ever smaller buckets, and no two are ever compared.
+#[derive(Clone, Debug)]
+struct Queue {
+    /// What was taken out last.
+    last: u64,
+    /// By the highest bit in which the height differs from `last`; in the first those that do not.
+    buckets: [Vec<Stretch>; u64::BITS as usize + 1],
 }
 
-const NONE: u32 = u32::MAX;
+impl Default for Queue {
+    fn default() -> Self {
+        Queue { last: 0, buckets: std::array::from_fn(|_| Vec::new()) }
+    }
+}
 
-impl Waiting {
-    fn new(spans: &[Span], order: &[u32]) -> Self {
-        let mut by_start: Vec<u32> = (0..spans.len() as u32).collect();
-        by_start.sort_by_key(|&i| (spans[i as usize].start, spans[i as usize].end));
-        let sections = spans.iter().map(|span| span.end).max().unwrap_or(0);
-        let leaves = spans.len().next_power_of_two();
-        let mut rank = vec![NONE; spans.len()];
-        (0u32..).zip(order).for_each(|(place, &i)| rank[i as usize] = place);
-        let mut waiting = Waiting {
-            leaves,
-            first: Vec::with_capacity(sections as usize + 1),
-            earliest_end: vec![NONE; 2 * leaves],
-            best_rank: vec![NONE; 2 * leaves],
-            span: by_start,
-        };
-        let mut leaf = 0;
-        for section in 0..=sections {
-            while waiting.span.get(leaf).is_some_and(|&i| spans[i as usize].start < section) {
-                leaf += 1;
-            }
-            waiting.first.push(leaf as u32);
-        }
-        for (leaf, &i) in waiting.span.iter().enumerate() {
-            waiting.earliest_end[leaves + leaf] = spans[i as usize].end;
-            waiting.best_rank[leaves + leaf] = rank[i as usize];
-        }
-        (1..leaves).rev().for_each(|node| waiting.refresh(node));
-        waiting
+impl Queue {
+    fn clear(&mut self) {
+        self.last = 0;
+        self.buckets.iter_mut().for_each(Vec::clear);
     }
 
-    fn refresh(&mut self, node: usize) {
-        self.earliest_end[node] = self.earliest_end[2 * node].min(self.earliest_end[2 * node + 1]);
-        self.best_rank[node] = self.best_rank[2 * node].min(self.best_rank[2 * node + 1]);
+    fn push(&mut self, stretch: Stretch) {
+        let bits = u64::BITS - (stretch.height ^ self.last).leading_zeros();
+        self.buckets[bits as usize].push(stretch);
     }
 
-    /// Removes and returns the best-ranked item whose life lies in the sections `start..end`.
-    fn take_inside(&mut self, start: u32, end: u32) -> Option<u32> {
-        let leaves = self.first[start as usize] as usize..self.first[end as usize] as usize;
-        let mut best = (NONE, 0);
-        self.search(1, 0..self.leaves, &leaves, end, &mut best);
-        let (rank, leaf) = best;
-        if rank == NONE {
-            return None;
+    /// Moves all of the lowest height into `lowest`. False: there are none.
+    fn pop_lowest(&mut self, lowest: &mut Vec<Stretch>) -> bool {
+        if self.buckets[0].is_empty() {
+            let Some(first) = self.buckets.iter().position(|bucket| !bucket.is_empty()) else { return false };
+            let mut bucket = std::mem::take(&mut self.buckets[first]);
+            self.last = bucket.iter().map(|stretch| stretch.height).min().unwrap_or(self.last);
+            bucket.drain(..).for_each(|stretch| self.push(stretch));
+            // Its memory serves again.
+            self.buckets[first] = bucket;
         }
-        let mut node = self.leaves + leaf;
-        self.earliest_end[node] = NONE;
-        self.best_rank[node] = NONE;
-        while node > 1 {
-            node /= 2;
-            self.refresh(node);
-        }
-        Some(self.span[leaf])
-    }
-
-    fn search(&self, node: usize, below: std::ops::Range<usize>, leaves: &std::ops::Range<usize>, end: u32, best: &mut (u32, usize)) {
-        let apart = below.end <= leaves.start || leaves.end <= below.start;
-        if apart || self.earliest_end[node] > end || self.best_rank[node] >= best.0 {
-            return;
-        }
-        if node >= self.leaves {
-            *best = (self.best_rank[node], below.start);
-            return;
-        }
-        let middle = below.start.midpoint(below.end);
-        let mut halves = [(2 * node, below.start..middle), (2 * node + 1, middle..below.end)];
-        // The half with the better item first: it may spare the other.
-        if self.best_rank[2 * node + 1] < self.best_rank[2 * node] {
-            halves.swap(0, 1);
-        }
-        for (child, below) in halves {
-            self.search(child, below, leaves, end, best);
-        }
+        lowest.append(&mut self.buckets[0]);
+        true
     }
 }

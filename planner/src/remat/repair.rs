@@ -142,16 +142,16 @@ impl Repairer {
             let steps = self.over[read as usize] - self.over[used as usize + 1];
             let luck = if self.noise > 0.0 { (self.noise * (random.unit() - 0.5)).exp() } else { 1.0 };
             let enough = excess.max((bytes as f64 * self.greed) as i64);
-            if read == last {
-                if let Some(gain) = self.sooner(tape, tape.sequence[read as usize], read, at) {
-                    let copy = tape.sequence[read as usize];
-                    best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(copy, at));
-                }
+            let reader = tape.sequence[read as usize];
+            if read == last
+                && let Some(gain) = self.sooner(tape, reader, read, at)
+            {
+                best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(reader, at));
             }
-            if used == p {
-                if let Some(gain) = self.later(tape, c, read, at) {
-                    best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(c, read));
-                }
+            if used == p
+                && let Some(gain) = self.later(tape, c, read, at)
+            {
+                best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(c, read));
             }
             if net.once[node as usize] || steps == 0 {
                 continue;

@@ -126,7 +126,7 @@ impl Remat {
                 }
             }
         }
-        let packing = Problem { items }.pack_within(&Limits::default());
+        let packing = Problem::new(items).pack_within(&Limits::default());
         let (offsets, height) = packing.map(|p| (p.offsets, p.height)).expect("sums of bytes were checked when the graph was read");
         let mut offsets = offsets.into_iter();
         let mut next = || offsets.next().unwrap_or(0);

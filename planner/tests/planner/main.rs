@@ -2,6 +2,7 @@
 
 mod dags;
 mod generate;
+mod judge;
 mod mutations;
 mod order;
 mod properties;

@@ -1,70 +1,17 @@
 //! Orders and bounds against all orders there are, on small problems; against relabelling, on real ones.
 
 use crate::generate::random_dag;
+use crate::judge::judge;
 use arbtest::arbitrary::{Result, Unstructured};
 use arbtest::arbtest;
 use slabwise_planner::remat_graph::{Node, RematGraph, Step, steps_in_place};
 use slabwise_planner::{Dag, Effort, Options, minimise_peak, plan};
 use std::time::Duration;
 
-/// What a schedule needs above the persistent nodes, by the rules of the format and step by step; why it is none, else.
-fn judge(graph: &RematGraph, steps: &[Step]) -> std::result::Result<u64, String> {
-    let n = graph.nodes.len();
-    let (mut live, mut runs, mut changed_by) = (vec![false; n], vec![0; n], vec![None; n]);
-    let (mut bytes, mut peak) = (0, 0);
-    for step in steps {
-        match *step {
-            Step::Compute { node: i, reuse } => {
-                let node = &graph.nodes[i as usize];
-                if node.persistent || live[i as usize] {
-                    return Err(format!("{i} is there already"));
-                }
-                if runs[i as usize] > 0 && (!node.mutates.is_empty() || !node.recompute) {
-                    return Err(format!("{i} runs again"));
-                }
-                for &j in &node.inputs {
-                    if !graph.nodes[j as usize].persistent && !live[j as usize] {
-                        return Err(format!("{i} reads {j}, which is not there"));
-                    }
-                    if changed_by[j as usize].is_some_and(|by| by != i) {
-                        return Err(format!("{i} reads {j}, which has been changed"));
-                    }
-                }
-                let need = bytes + node.workspace + if reuse.is_some() { 0 } else { node.bytes };
-                peak = peak.max(need);
-                if let Some(j) = reuse {
-                    let given = &graph.nodes[j as usize];
-                    if !live[j as usize] || !node.inplace.contains(&j) || given.bytes != node.bytes || graph.outputs.contains(&j) {
-                        return Err(format!("{i} may not take over {j}"));
-                    }
-                    live[j as usize] = false;
-                    bytes -= given.bytes;
-                }
-                (live[i as usize], runs[i as usize]) = (true, runs[i as usize] + 1);
-                bytes += node.bytes;
-                node.mutates.iter().for_each(|&p| changed_by[p as usize] = Some(i));
-            }
-            Step::Free(i) => {
-                if !std::mem::take(&mut live[i as usize]) {
-                    return Err(format!("{i} is freed and not there"));
-                }
-                bytes -= graph.nodes[i as usize].bytes;
-            }
-        }
-    }
-    for (i, node) in graph.nodes.iter().enumerate() {
-        let missing = graph.outputs.contains(&(i as u32)) && !node.persistent && !live[i];
-        if missing || (!node.mutates.is_empty() && runs[i] == 0) {
-            return Err(format!("{i} is missing at the end"));
-        }
-    }
-    Ok(peak)
-}
-
 /// Runs nodes in an order and frees what no later one reads; in place where that is allowed, or never.
 fn peak_of(graph: &RematGraph, order: &[u32], in_place: bool) -> std::result::Result<u64, String> {
     if in_place {
-        return judge(graph, &steps_in_place(graph, order));
+        return peak(graph, steps_in_place(graph, order));
     }
     let mut steps = Vec::new();
     for (at, &i) in order.iter().enumerate() {
@@ -73,7 +20,11 @@ fn peak_of(graph: &RematGraph, order: &[u32], in_place: bool) -> std::result::Re
         let ends = |&j: &u32| !graph.nodes[j as usize].persistent && !graph.outputs.contains(&j) && !used_later(j);
         steps.extend(graph.nodes[i as usize].inputs.iter().copied().chain([i]).filter(ends).map(Step::Free));
     }
-    judge(graph, &steps)
+    peak(graph, steps)
+}
+
+fn peak(graph: &RematGraph, steps: Vec<Step>) -> std::result::Result<u64, String> {
+    judge(graph, steps.into_iter().map(|step| (step, None)), 0.0).map(|judged| judged.peak)
 }
 
 fn random_graph(u: &mut Unstructured, nodes_max: usize) -> Result<RematGraph> {

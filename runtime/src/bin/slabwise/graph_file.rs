@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -26,10 +25,4 @@ pub fn write(path: &Path, schedule: &str) -> Result<()> {
         packed.finish()?.sync_all()
     };
     write().map_err(|source| Error::Io { path: path.into(), source })
-}
-
-/// A length of time as users write it.
-pub fn seconds(text: &str) -> std::result::Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }

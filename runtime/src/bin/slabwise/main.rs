@@ -1,14 +1,17 @@
 //! The command line: what a model needs, what the plan saves, how fast a step is.
 //!
-//! Exit codes: 0 on success, 1 when what was asked for cannot be done (the reason goes to stderr), 2 on wrong usage.
+//! Exit codes: 0 on success, 1 when what was asked for cannot be done (the reason goes to stderr), 2 on wrong usage or
+//! an input file that makes no sense.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod bench;
 mod compare;
 mod graph_file;
 mod info;
 mod order;
 mod output;
+mod pack;
 mod plan;
 mod remat;
 
@@ -32,6 +35,8 @@ enum Command {
     Compare(compare::Args),
     /// Time a training step, a matrix product or an elementwise chain
     Bench(bench::Args),
+    /// Give offsets to buffers with known lifetimes, so that as few bytes as possible are needed
+    Pack(pack::Args),
     /// Order the operations of a graph so that as few bytes as possible live at once
     Order(order::Args),
     /// Find the cheapest schedule of a graph file within a memory budget, by computing buffers again or sending them to the host
@@ -46,6 +51,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args).map(success),
         Command::Compare(args) => compare::run(&args).map(success),
         Command::Bench(args) => bench::run(&args).map(success),
+        Command::Pack(args) => pack::run(&args),
         Command::Order(args) => order::run(&args),
         Command::Remat(args) => remat::run(&args),
         Command::Info => info::run().map(success),

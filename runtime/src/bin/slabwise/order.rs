@@ -9,7 +9,8 @@ use slabwise::{Bytes, Result};
 use slabwise_planner::Effort;
 use slabwise_planner::remat_graph::{order_json, steps_in_place, steps_json};
 
-use crate::graph_file::{self, seconds};
+use crate::arguments::seconds;
+use crate::graph_file;
 use crate::output::{line, pairs};
 
 #[derive(clap::Args)]

@@ -10,7 +10,8 @@ use slabwise::{Bytes, Error, Result};
 use slabwise_planner::remat::{Budget, Limit, Placed, Remat, RematOptions, remat, remat_in_slab};
 use slabwise_planner::remat_graph::{RematGraph, order_json, placed_steps_json, steps_json};
 
-use crate::graph_file::{self, seconds};
+use crate::arguments::seconds;
+use crate::graph_file;
 use crate::output::{line, pairs};
 
 #[derive(clap::Args)]

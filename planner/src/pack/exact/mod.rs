@@ -1,0 +1,134 @@
+//! Exact search: packings under ever lower limits, until one is proved to be the lowest.
+//!
+//! A partial packing is a set of placed items and the *floor* of each section, below which nothing more is placed. The
+//! search takes a valley of the floors and a section in it, and tries every item that can lie on the floor there, and that
+//! none does. Placing items from the ground up, the sum of floor and sizes of a section as a bound ("section inference"),
+//! floors that rise to the lowest item, and splitting where no life crosses are those of Moffitt, "MiniMalloc: A Lightweight
+//! Memory Allocator for Hardware-Accelerated Machine Learning" (ASPLOS 2023). Different are the branching, on the section with the
+//! fewest possibilities rather than on the order of offsets, and what comes with it: a state is told by its floors and
+//! the items left, so what was proved impossible once is never tried again, in any order and by any of the searches.
+
+mod branch;
+mod memo;
+mod search;
+mod state;
+mod sums;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+use super::Found;
+use super::sections::Sections;
+use memo::Memo;
+use search::{Outcome, ROUND, Search};
+use state::Units;
+use std::time::Instant;
+
+/// The memo grows up to two to this many keys of 16 bytes.
+const MEMO_BITS: u32 = 22;
+
+/// Lowers a packing until it is optimal.
+///
+/// The lowest possible limit is tried first, then limits halfway to what has been reached, all for the same number of
+/// nodes; then again for twice as many. Searches are resumed, not begun anew.
+pub(super) struct Exact<'a> {
+    sections: &'a Sections,
+    seed: u64,
+    unit: u64,
+    best: Found,
+    /// Proved: no packing is lower.
+    lower_bound: u64,
+    memo: Memo,
+    /// Searches by limit, in units, that have not come to an end.
+    searches: Vec<(u64, Search)>,
+    /// The limit in turn, the nodes for each in this sweep, and those left for this one.
+    limit: u64,
+    grant: u64,
+    left: u64,
+    credit: u64,
+}
+
+impl<'a> Exact<'a> {
+    /// Begins with the packing `best` and a proved lower bound.
+    pub(super) fn new(sections: &'a Sections, best: Found, lower_bound: u64, seed: u64) -> Self {
+        let unit = Units::of(sections).bytes;
+        let mut exact = Exact {
+            sections,
+            seed,
+            unit,
+            best,
+            lower_bound: lower_bound.div_ceil(unit).saturating_mul(unit),
+            memo: Memo::new(MEMO_BITS),
+            searches: Vec::new(),
+            limit: 0,
+            grant: ROUND,
+            left: ROUND,
+            credit: 0,
+        };
+        exact.limit = exact.lower_bound / unit;
+        exact
+    }
+
+    /// Takes note of a packing found elsewhere.
+    pub(super) fn offer(&mut self, found: &Found) {
+        if found.height < self.best.height {
+            self.best = found.clone();
+        }
+    }
+
+    /// The lowest packing so far.
+    pub(super) fn best(&self) -> &Found {
+        &self.best
+    }
+
+    /// No packing is lower than this.
+    pub(super) fn lower_bound(&self) -> u64 {
+        self.lower_bound
+    }
+
+    /// Whether nothing is left to be done for a packing of at most `goal` bytes.
+    pub(super) fn is_done(&self, goal: u64) -> bool {
+        self.best.height <= goal.max(self.lower_bound)
+    }
+
+    /// Goes on for so many nodes, or until the goal is met; several calls do what one with their sum does. What a deadline
+    /// leaves undone depends on the machine.
+    pub(super) fn run(&mut self, goal: u64, nodes: u64, threads: usize, deadline: Option<Instant>) {
+        self.credit = self.credit.saturating_add(nodes);
+        while !self.is_done(goal) && self.credit >= ROUND && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            self.credit -= ROUND;
+            self.round(goal, threads, deadline);
+        }
+    }
+
+    /// One round of the search at the limit in turn. What is lower than the goal is not asked for.
+    fn round(&mut self, goal: u64, threads: usize, deadline: Option<Instant>) {
+        self.limit = self.limit.max(goal / self.unit);
+        let at = self.searches.iter().position(|(limit, _)| *limit == self.limit).unwrap_or_else(|| {
+            self.searches.push((self.limit, Search::new(self.sections, self.limit * self.unit, self.seed)));
+            self.searches.len() - 1
+        });
+        self.left = self.left.saturating_sub(ROUND);
+        match self.searches[at].1.run(ROUND, &mut self.memo, threads, deadline) {
+            Outcome::Open if self.left > 0 => return,
+            Outcome::Open => {}
+            Outcome::Found(found) => self.best = found.clone(),
+            Outcome::Infeasible => self.lower_bound = self.lower_bound.max((self.limit + 1) * self.unit),
+        }
+        let (low, high) = (self.lower_bound.max(goal) / self.unit, self.best.height.div_ceil(self.unit).saturating_sub(1));
+        let last = self.limit;
+        self.searches.retain(|(limit, _)| (low..=high).contains(limit));
+        // The largest limit below that is open; halfway from there to what is reached.
+        let open = self.searches.iter().map(|(limit, _)| *limit).filter(|&limit| limit <= last).max();
+        self.limit = match open {
+            None => low,
+            Some(open) if open < high => high - (high - open) / 2,
+            Some(_) => {
+                self.grant = self.grant.saturating_mul(2);
+                low
+            }
+        };
+        self.left = self.grant;
+    }
+}

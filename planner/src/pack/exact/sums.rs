@@ -1,0 +1,106 @@
+//! Where stacks without room to spare can have their joints.
+
+use super::state::State;
+
+/// Up to how many units of height sums are kept as bits.
+const UNITS_MAX: u64 = 4096;
+
+/// Sums of sizes as bits.
+#[derive(Clone, Default)]
+pub(super) struct Sums {
+    /// Every sum of sizes looked at so far.
+    all: Vec<u64>,
+    copy: Vec<u64>,
+    /// The sums that items can lie upon.
+    joints: Vec<u64>,
+    /// (lowest top, size) of each item.
+    tops: Vec<(u64, u64)>,
+}
+
+impl Sums {
+    /// Adds each sum plus `size` to the sums, none of which is above `highest`.
+    fn shift_in(&mut self, size: u64, highest: u64) {
+        let (words, bits) = ((size / 64) as usize, size % 64);
+        let used = ((highest / 64 + 1) as usize).min(self.all.len());
+        self.copy.clear();
+        self.copy.push(0);
+        self.copy.extend_from_slice(&self.all[..used]);
+        self.copy.push(0);
+        let shifted = self.all.iter_mut().skip(words).zip(self.copy.windows(2));
+        if bits == 0 {
+            shifted.for_each(|(sum, pair)| *sum |= pair[1]);
+        } else {
+            shifted.for_each(|(sum, pair)| *sum |= pair[1] << bits | pair[0] >> (64 - bits));
+        }
+    }
+
+    /// Takes over the sums from `from` up to `to`.
+    fn settle(&mut self, from: u64, to: u64) {
+        let to = to.min(self.all.len() as u64 * 64);
+        if from >= to {
+            return;
+        }
+        for word in from / 64..=(to - 1) / 64 {
+            let low = if word == from / 64 { u64::MAX << (from % 64) } else { u64::MAX };
+            let high = if word == (to - 1) / 64 { u64::MAX >> (63 - (to - 1) % 64) } else { u64::MAX };
+            self.joints[word as usize] |= self.all[word as usize] & low & high;
+        }
+    }
+
+    /// The smallest joint from `from` on.
+    fn next(&self, from: u64) -> Option<u64> {
+        let mut word = (from / 64) as usize;
+        let mut bits = self.joints.get(word)? & (u64::MAX << (from % 64));
+        while bits == 0 {
+            word += 1;
+            bits = *self.joints.get(word)?;
+        }
+        Some(word as u64 * 64 + u64::from(bits.trailing_zeros()))
+    }
+}
+
+impl State {
+    /// Whether every byte of a section above its floor is needed, and sums are few enough to look at.
+    pub(super) fn is_tight(&self, section: usize) -> bool {
+        let room = self.limit - self.floor[section];
+        self.rest[section] == room && room <= UNITS_MAX && !self.aligned
+    }
+
+    /// Lifts the items of a tight section to where the sizes of others add up to, so that nothing is wasted below: below an
+    /// offset lie only items whose lowest top is not above it. Whether all items find such a place.
+    pub(super) fn lift_to_joints(&mut self, section: usize, sums: &mut Sums) -> bool {
+        let floor = self.floor[section];
+        let room = self.limit - floor;
+        let words = (room / 64 + 1) as usize;
+        sums.all.clear();
+        sums.all.resize(words, 0);
+        sums.all[0] = 1;
+        sums.joints.clear();
+        sums.joints.resize(words, 0);
+        sums.tops.clear();
+        sums.tops.extend(self.waiting(section).iter().map(|&j| {
+            let size = self.items[j as usize].size;
+            (self.lowest[j as usize] - floor + size, size)
+        }));
+        sums.tops.sort_unstable();
+        let (mut from, mut highest) = (0, 0);
+        for k in 0..sums.tops.len() {
+            let (top, size) = sums.tops[k];
+            sums.settle(from, top);
+            from = top;
+            sums.shift_in(size, highest);
+            highest += size;
+        }
+        sums.settle(from, room + 1);
+        for k in 0..self.waiting(section).len() {
+            let j = self.waiting(section)[k];
+            let lowest = self.lowest[j as usize] - floor;
+            match sums.next(lowest) {
+                Some(joint) if joint == lowest => {}
+                Some(joint) if joint + self.items[j as usize].size <= room => self.lift(j, floor + joint),
+                _ => return false,
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,266 @@
+//! Improvement of skyline packings: squeaky-wheel optimisation (Joslin and Clements, 1999) with noise, on several orders side
+//! by side.
+//!
+//! A pass of the skyline turns an order into a packing. What stands too high in it came too late: it is promoted in the order,
+//! by more or less, some others move at random, and the next pass shows whether that was better. A *lane* is one such walk;
+//! lanes start from different orders, and one that falls behind goes on from the best.
+//!
+//! Each lane has random numbers of its own and lanes look at each other only between rounds, after a fixed number of
+//! passes: how many threads there are changes nothing, and a deadline only ends the search earlier.
+
+use super::lives::Lives;
+use super::portfolio::Budget;
+use super::sections::Sections;
+use super::skyline::Skyline;
+use super::{Found, Rank};
+use crate::generate::Random;
+use std::sync::{Mutex, PoisonError};
+
+/// How many walks there are.
+const LANES: usize = 4;
+
+/// How many items are placed in a lane between two looks at the others: some milliseconds of work.
+const ROUND: usize = 20_000;
+
+/// After how many passes without progress a lane goes on from the best.
+const LANE_PATIENCE: usize = 16;
+
+/// After how many passes without any progress all lanes start again, the first time; later they wait longer.
+const PATIENCE: usize = 60;
+
+/// The orders lanes start from.
+const STARTS: [Rank; LANES] = [Rank::TotalAreaWidth, Rank::SizeWidth, Rank::TotalWidthArea, Rank::WidthAreaTotal];
+
+/// The search, which can be interrupted and taken up again.
+pub(super) struct Improve<'a> {
+    sections: &'a Sections,
+    lanes: Vec<Lane<'a>>,
+    best: Found,
+    /// Items placed so far.
+    placed: u64,
+    /// The best that a lane has reached since all last started, and for how many passes it has been that.
+    ahead: Option<Cost>,
+    stale: usize,
+    patience: usize,
+}
+
+impl<'a> Improve<'a> {
+    /// Starts from what other methods have found; nothing worse is ever returned.
+    pub(super) fn new(sections: &'a Sections, lives: &'a Lives, incumbent: Found, seed: u64) -> Self {
+        let lane = |(at, rank): (u64, Rank)| Lane {
+            sections,
+            skyline: Skyline::new(sections, lives),
+            rank,
+            walk: None,
+            starts: 0,
+            waits: 0,
+            lowest: None,
+            random: Random(seed.wrapping_mul(LANES as u64).wrapping_add(at)),
+            keys: Vec::new(),
+        };
+        let lanes = (0..).zip(STARTS).map(lane).collect();
+        Improve { sections, lanes, best: incumbent, placed: 0, ahead: None, stale: 0, patience: PATIENCE }
+    }
+
+    /// What is best so far.
+    pub(super) fn best(&self) -> &Found {
+        &self.best
+    }
+
+    /// Goes on until the goal is reached or `budget` is spent: its time, or its effort, counted in items placed by this call.
+    pub(super) fn run(&mut self, budget: &Budget) {
+        let until = self.placed.saturating_add(budget.effort);
+        let items = self.sections.spans.len().max(1);
+        let passes = (ROUND / items).max(1);
+        while self.best.height > budget.goal && self.placed < until && !budget.is_over() {
+            let threads = budget.threads.clamp(1, LANES);
+            let lanes = Mutex::new(self.lanes.iter_mut());
+            // Whoever is done takes the next: passes that fail are over early.
+            let work = || {
+                while let Some(lane) = lanes.lock().unwrap_or_else(PoisonError::into_inner).next() {
+                    lane.run(passes, budget);
+                }
+            };
+            std::thread::scope(|scope| {
+                (1..threads).for_each(|_| drop(scope.spawn(work)));
+                work();
+            });
+            self.placed = self.placed.saturating_add((passes * items * LANES) as u64);
+            self.compare(budget.goal, passes);
+        }
+    }
+
+    /// Takes over the lowest packing, lets lanes go on from the best that have fallen behind, and starts all again if there is
+    /// no progress at all.
+    fn compare(&mut self, goal: u64, passes: usize) {
+        for lane in &mut self.lanes {
+            if let Some(found) = lane.lowest.take().filter(|found| found.height < self.best.height) {
+                self.best = found;
+            }
+        }
+        let costs: Vec<Option<Cost>> = self.lanes.iter().map(|lane| lane.walk.as_ref().map(|walk| walk.cost)).collect();
+        let Some((cost, leader)) = costs.iter().zip(0..).filter_map(|(cost, at)| Some(((*cost)?, at))).min() else { return };
+        self.stale = if self.ahead.is_none_or(|ahead| cost < ahead) { 0 } else { self.stale + passes };
+        self.ahead = self.ahead.map(|ahead| ahead.min(cost)).or(Some(cost));
+        if self.stale >= self.patience {
+            (self.ahead, self.stale, self.patience) = (None, 0, self.patience.saturating_mul(3) / 2);
+            self.lanes.iter_mut().for_each(|lane| lane.walk = None);
+            return;
+        }
+        let walk: Option<Walk> = self.lanes[leader].walk.clone();
+        for (at, lane) in self.lanes.iter_mut().enumerate().filter(|(at, _)| *at != leader) {
+            let far = costs[at].is_none_or(|own| own.height.saturating_sub(goal) / 2 > cost.height.saturating_sub(goal));
+            if far || lane.waits > LANE_PATIENCE {
+                lane.walk.clone_from(&walk);
+                lane.waits = 0;
+            }
+        }
+    }
+}
+
+/// How good a packing is: its height, then how far what stands above the goal does so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Cost {
+    height: u64,
+    above: u64,
+}
+
+/// Where a lane stands.
+#[derive(Clone, Debug)]
+struct Walk {
+    order: Vec<u32>,
+    /// Where this order leads each span.
+    offsets: Vec<u64>,
+    cost: Cost,
+}
+
+struct Lane<'a> {
+    sections: &'a Sections,
+    skyline: Skyline<'a>,
+    /// The order it starts from.
+    rank: Rank,
+    /// Nothing before the first pass.
+    walk: Option<Walk>,
+    /// How often it has started.
+    starts: u32,
+    /// Passes since the walk last got better.
+    waits: usize,
+    /// The lowest packing since the last look.
+    lowest: Option<Found>,
+    random: Random,
+    keys: Vec<(f64, u32)>,
+}
+
+impl Lane<'_> {
+    fn run(&mut self, passes: usize, budget: &Budget) {
+        self.skyline.deadline = budget.deadline;
+        let before = self.walk.as_ref().map(|walk| walk.cost);
+        for _ in 0..passes {
+            let cost = self.walk.as_ref().map(|walk| walk.cost);
+            if cost.is_some_and(|cost| cost.height <= budget.goal) || budget.is_over() {
+                break;
+            }
+            let order = match self.walk.take() {
+                None => self.first(),
+                Some(walk) => {
+                    let order = self.varied(&walk, budget.goal);
+                    self.walk = Some(walk);
+                    order
+                }
+            };
+            self.pass(order, budget.goal);
+        }
+        let after = self.walk.as_ref().map(|walk| walk.cost);
+        // Any cost is better than none.
+        let better = after.is_some_and(|after| before.is_none_or(|before| after < before));
+        self.waits = if better { 0 } else { self.waits + passes };
+    }
+
+    /// Tries an order, and stands there if it is not worse.
+    fn pass(&mut self, order: Vec<u32>, goal: u64) {
+        // Now and then a step up is taken, lest the walk end in the first hollow.
+        let lenient = self.random.below(20) == 0;
+        let own = self.walk.as_ref().map(|walk| walk.cost);
+        let limit = own.map_or(u64::MAX, |own| {
+            let step = if lenient { (own.height - goal) / 16 } else { 0 };
+            own.height.saturating_add(step).saturating_add(1)
+        });
+        let Some(height) = self.skyline.pack(&order, limit) else { return };
+        let tops = self.skyline.offsets.iter().zip(&self.sections.spans).map(|(offset, span)| offset + span.size);
+        let cost = Cost { height, above: tops.map(|top| top.saturating_sub(goal)).fold(0, u64::saturating_add) };
+        if lenient || own.is_none_or(|own| cost <= own) {
+            let offsets = &self.skyline.offsets;
+            if self.lowest.as_ref().is_none_or(|found| height < found.height) {
+                self.lowest = Some(Found { offsets: offsets.clone(), height });
+            }
+            self.walk = Some(Walk { order, offsets: offsets.clone(), cost });
+        }
+    }
+
+    /// The order to start from: the first time as it is, later much like it.
+    fn first(&mut self) -> Vec<u32> {
+        let order = self.rank.order(self.sections);
+        self.starts += 1;
+        if self.starts == 1 {
+            return order;
+        }
+        let random = &mut self.random;
+        let noise = (-4.0 - 8.0 * unit(random)).exp2() * order.len() as f64;
+        self.keys.clear();
+        self.keys.extend((0u32..).zip(order).map(|(place, i)| (f64::from(place) + (unit(random) - 0.5) * noise, i)));
+        self.by_key()
+    }
+
+    /// The order of a walk with what stands high promoted, and some noise.
+    fn varied(&mut self, walk: &Walk, goal: u64) -> Vec<u32> {
+        let Walk { order, offsets, cost } = walk;
+        let random = &mut self.random;
+        let spans = &self.sections.spans;
+        let top = |i: u32| offsets[i as usize] + spans[i as usize].size;
+        // Promoted is what stands above some height between the goal and the top: one of them surely, others perhaps.
+        let aim = match random.below(3) {
+            0 => goal + ((cost.height - goal) as f64 * unit(random)) as u64,
+            _ => goal,
+        };
+        let high = order.iter().filter(|&&i| top(i) > aim).count() as u64;
+        let (sure, share) = (random.below(high.max(1)), unit(random));
+        let kept = 1.0 - (-8.0 * unit(random)).exp2();
+        let culprit = order.iter().copied().filter(|&i| top(i) > aim).nth(sure as usize).unwrap_or(0);
+        // Noise moves all, or only what is alive at one instant with the culprit.
+        let noise = (-12.0 * unit(random)).exp2() * 0.3 * order.len() as f64;
+        let life = &spans[culprit as usize];
+        let instant = life.start + random.below(u64::from(life.end - life.start)) as u32;
+        let noisy = match random.below(3) {
+            0 => 0..0,
+            1 => 0..u32::MAX,
+            _ => instant..instant + 1,
+        };
+        self.keys.clear();
+        for (place, &i) in (0u32..).zip(order) {
+            let mut key = f64::from(place);
+            if i == culprit || top(i) > aim && unit(random) < share {
+                key *= kept;
+            }
+            let span = &spans[i as usize];
+            if span.start < noisy.end && noisy.start < span.end {
+                key += (unit(random) - 0.5) * noise;
+            }
+            self.keys.push((key, i));
+        }
+        self.by_key()
+    }
+
+    fn by_key(&mut self) -> Vec<u32> {
+        // Stable, hence nothing moves without a reason.
+        self.keys.sort_by(|a, b| a.0.total_cmp(&b.0));
+        self.keys.iter().map(|key| key.1).collect()
+    }
+}
+
+/// A number from 0 to 1.
+fn unit(random: &mut Random) -> f64 {
+    random.below(1 << 53) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,7 @@
+//! The packer from outside: random problems, brute force, and what the checker rejects.
+
+mod mutations;
+mod oracle;
+mod properties;
+mod random_problem;
+mod seeds;
