@@ -21,7 +21,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { order: OrderPolicy::MinPeak, in_place: true, reuse: true, effort: 2_000_000 }
+        Options { order: OrderPolicy::MinPeak, in_place: true, reuse: true, effort: 1_000_000 }
     }
 }
 
@@ -101,7 +101,8 @@ pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
     }
     // Where fast heuristics leave a gap, the candidates that could be lower are looked at again, more closely.
     let limits = Limits { effort: options.effort, ..Limits::default() };
-    for (at, candidate) in candidates.iter().enumerate().take(if options.reuse && options.effort > 0 { REFINED } else { 0 }) {
+    for (at, candidate) in candidates.iter().enumerate().filter(|_| options.reuse && options.effort > 0) {
+        // All of them, lest a planner that may choose among more candidates look at others and end up higher.
         if best.as_ref().is_some_and(|(_, best)| candidate.bound < best.height) {
             keep(&mut best, at, candidate.layout.problem.pack_within(&limits)?);
         }
@@ -109,9 +110,6 @@ pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
     let (at, packing) = best.expect("the program's own order is always a candidate");
     Ok(candidates.swap_remove(at).into_plan(dag, packing))
 }
-
-/// How many candidates are refined at most.
-const REFINED: usize = 2;
 
 /// The sets of pairs worth packing, the most promising first.
 fn reuse_choices(dag: &Dag, options: &Options, order: &[TaskId], lives: &[Lifetime]) -> Vec<Vec<MayReuse>> {

@@ -152,12 +152,14 @@ impl Blocks {
 
     /// Where both items of a permitted pair have the same fixed offset, the second one yields the bytes they share.
     fn take_places(&self, problem: &Problem, rects: &mut Vec<Rect>) {
+        if rects.is_empty() {
+            return;
+        }
         let offset = |item: usize| {
             let (block, above) = self.place[item];
             self.list[block as usize].fixed.map(|base| base + above)
         };
-        let count = if rects.is_empty() { 0 } else { problem.items.len() };
-        let (mut gives, mut takes) = (vec![false; count], vec![false; count]);
+        let (mut gives, mut takes) = (vec![false; problem.items.len()], vec![false; problem.items.len()]);
         for pair in &problem.in_place {
             let meets = offset(pair.from).is_some() && offset(pair.from) == offset(pair.to);
             if meets && free_to_join(problem, &gives, &takes, pair.from, pair.to) {

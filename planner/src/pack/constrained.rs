@@ -199,16 +199,16 @@ fn pack_part(problem: &Problem, budget: &Budget) -> Result<Best, ProblemError> {
     }
     let quick = Budget { effort: 0, ..*budget };
     let mut best: Option<(Best, usize, bool)> = None;
-    let lowest = |best: &Option<(Best, usize, bool)>| best.as_ref().map_or(u64::MAX, |(best, ..)| best.height);
+    let unmet = |best: &Option<(Best, usize, bool)>| best.as_ref().is_none_or(|(best, ..)| best.height > budget.goal);
     for (index, choice) in choices.iter().enumerate() {
-        if let Some(simple) = choice.simple.as_ref().filter(|_| lowest(&best) > budget.goal) {
+        if let Some(simple) = choice.simple.as_ref().filter(|_| unmet(&best)) {
             keep(&mut best, choice.plain(simple, &quick), index, false);
         }
-        if lowest(&best) > budget.goal && choice.is_general(problem) {
+        if unmet(&best) && choice.is_general(problem) {
             keep(&mut best, choice.general(problem, &quick), index, true);
         }
     }
-    if lowest(&best) > budget.goal && budget.effort > 0 {
+    if unmet(&best) && budget.effort > 0 {
         // One half of the effort goes to what was best, the rest to the packer that may choose pairs anew.
         let (favourite, general) = best.as_ref().map_or((0, true), |&(_, choice, general)| (choice, general));
         let choice = &choices[favourite];
@@ -216,7 +216,7 @@ fn pack_part(problem: &Problem, budget: &Budget) -> Result<Best, ProblemError> {
             keep(&mut best, choice.plain(simple, &budget.half()), favourite, false);
         }
         let general = if choice.is_general(problem) { favourite } else { choices.len() - 1 };
-        if lowest(&best) > budget.goal && choices[general].is_general(problem) {
+        if unmet(&best) && choices[general].is_general(problem) {
             keep(&mut best, choices[general].general(problem, budget), general, true);
         }
     }

@@ -134,6 +134,9 @@ impl<'a> General<'a> {
                 tries.push((self.by_start(), Policy { in_place, as_given }, Method::Start));
             }
         }
+        if let Some(order) = self.outward() {
+            tries.push((order, Policy { in_place, as_given: false }, Method::Blocks(Rank::Start)));
+        }
         let hulls = self.hulls();
         let ranks = if self.blocks.list.len() > ORDERS_MAX { 1 } else { RANKS.len() };
         for rank in &RANKS[..ranks] {
@@ -208,6 +211,20 @@ impl<'a> General<'a> {
             (given.is_none(), given, std::cmp::Reverse(self.blocks.list[block as usize].size))
         });
         order
+    }
+
+    /// Away from the first fixed block in both directions of time, so that what it forces on its neighbours passes on from one
+    /// to the next: later blocks as they start, then earlier ones from the last that ends. Nothing if none is fixed.
+    fn outward(&self) -> Option<Vec<u32>> {
+        let blocks = &self.blocks.list;
+        let origin = blocks.iter().filter(|block| block.fixed.is_some()).map(|block| block.life.start).min()?;
+        let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
+        order.sort_by_key(|&block| {
+            let life = blocks[block as usize].life;
+            let before = life.start < origin;
+            (before, if before { u64::MAX - life.end } else { life.start }, std::cmp::Reverse(blocks[block as usize].size))
+        });
+        Some(order)
     }
 
     /// Places the fixed blocks and then all others in this order. Fails with the position of the block whose top would not

@@ -12,7 +12,7 @@ use super::lives::Lives;
 use super::portfolio::Budget;
 use super::sections::Sections;
 use super::skyline::Skyline;
-use super::{Found, Rank};
+use super::{Found, Rank, luby};
 use crate::generate::Random;
 use std::sync::{Mutex, PoisonError};
 
@@ -20,13 +20,14 @@ use std::sync::{Mutex, PoisonError};
 const LANES: usize = 4;
 
 /// How many items are placed in a lane between two looks at the others: some milliseconds of work.
-const ROUND: usize = 20_000;
+const ROUND: usize = 60_000;
 
 /// After how many passes without progress a lane goes on from the best.
-const LANE_PATIENCE: usize = 16;
+const LANE_PATIENCE: usize = 8;
 
-/// After how many passes without any progress all lanes start again, the first time; later they wait longer.
-const PATIENCE: usize = 60;
+/// After how many passes without any progress all lanes start again, or a multiple of it: how long a walk takes to the goal varies
+/// widely from one start to the next, so that many short ones and few long ones get there sooner than one.
+const PATIENCE: usize = 15;
 
 /// The orders lanes start from.
 const STARTS: [Rank; LANES] = [Rank::TotalAreaWidth, Rank::SizeWidth, Rank::TotalWidthArea, Rank::WidthAreaTotal];
@@ -41,7 +42,8 @@ pub(super) struct Improve<'a> {
     /// The best that a lane has reached since all last started, and for how many passes it has been that.
     ahead: Option<Cost>,
     stale: usize,
-    patience: usize,
+    /// How often all have started again.
+    restarts: u64,
 }
 
 impl<'a> Improve<'a> {
@@ -59,7 +61,7 @@ impl<'a> Improve<'a> {
             keys: Vec::new(),
         };
         let lanes = (0..).zip(STARTS).map(lane).collect();
-        Improve { sections, lanes, best: incumbent, placed: 0, ahead: None, stale: 0, patience: PATIENCE }
+        Improve { sections, lanes, best: incumbent, placed: 0, ahead: None, stale: 0, restarts: 0 }
     }
 
     /// What is best so far.
@@ -76,8 +78,9 @@ impl<'a> Improve<'a> {
             let threads = budget.threads.clamp(1, LANES);
             let lanes = Mutex::new(self.lanes.iter_mut());
             // Whoever is done takes the next: passes that fail are over early.
+            let next = || lanes.lock().unwrap_or_else(PoisonError::into_inner).next();
             let work = || {
-                while let Some(lane) = lanes.lock().unwrap_or_else(PoisonError::into_inner).next() {
+                while let Some(lane) = next() {
                     lane.run(passes, budget);
                 }
             };
@@ -102,8 +105,9 @@ impl<'a> Improve<'a> {
         let Some((cost, leader)) = costs.iter().zip(0..).filter_map(|(cost, at)| Some(((*cost)?, at))).min() else { return };
         self.stale = if self.ahead.is_none_or(|ahead| cost < ahead) { 0 } else { self.stale + passes };
         self.ahead = self.ahead.map(|ahead| ahead.min(cost)).or(Some(cost));
-        if self.stale >= self.patience {
-            (self.ahead, self.stale, self.patience) = (None, 0, self.patience.saturating_mul(3) / 2);
+        if self.stale >= PATIENCE * luby(self.restarts + 1) as usize {
+            self.restarts += 1;
+            (self.ahead, self.stale) = (None, 0);
             self.lanes.iter_mut().for_each(|lane| lane.walk = None);
             return;
         }

@@ -168,5 +168,17 @@ struct Found {
     height: u64,
 }
 
+/// 1, 1, 2, 1, 1, 2, 4, …: number `k`, from 1, of the sequence of Luby, Sinclair and Zuckerman (1993), by which searches of
+/// unknown length are best restarted.
+fn luby(mut k: u64) -> u64 {
+    loop {
+        let above = (k + 1).next_power_of_two();
+        if above == k + 1 {
+            return above / 2;
+        }
+        k -= above / 2 - 1;
+    }
+}
+
 #[cfg(test)]
 mod tests;

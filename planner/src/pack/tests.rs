@@ -92,7 +92,8 @@ fn every_method_is_valid_on_random_problems() {
         // What lies on top counts in whole units of the finest alignment until the end.
         let unit = problem.items.iter().filter(|item| item.needs_space()).map(|item| item.align).min().unwrap_or(1);
         let whole = |bytes: u64| bytes.next_multiple_of(unit);
-        assert_eq!(whole(best.height), whole(lowest), "the portfolio returns the best of its methods");
+        // Lower than each of them it can be: different stretches of time may be packed by different methods.
+        assert!(whole(best.height) <= whole(lowest), "the portfolio returns the best of its methods");
         let apart = problem.apart().expect("small");
         assert_valid(&problem, &apart);
         let needy = || problem.items.iter().filter(|item| item.needs_space());

@@ -1,7 +1,7 @@
 //! One question, whether a packing under a limit exists, put to several searches at once.
 
 use super::super::sections::Sections;
-use super::super::{Found, Rank};
+use super::super::{Found, Rank, luby};
 use super::memo::Memo;
 use super::state::{State, Units};
 use super::tree::{Status, Tree};
@@ -149,7 +149,7 @@ impl Search {
         }
     }
 
-    /// Another order for a search, and more nodes now and then (the sequence of Luby, Sinclair and Zuckerman, 1993).
+    /// Another order for a search, and more nodes now and then.
     fn restart(&mut self, k: usize) {
         let order = self.random_order();
         self.restarts += 1;
@@ -175,17 +175,5 @@ impl Slot {
         let mut rank = vec![0; order.len()];
         (0u32..).zip(order).for_each(|(at, &i)| rank[i as usize] = at);
         Slot { tree: Tree::new(start.clone(), rank), status: Status::Open, nodes_max }
-    }
-}
-
-/// 1, 1, 2, 1, 1, 2, 4, …: the `k`-th number, from 1.
-fn luby(k: u64) -> u64 {
-    let mut k = k;
-    loop {
-        let ones = (k + 1).next_power_of_two();
-        if ones == k + 1 {
-            return ones / 2;
-        }
-        k -= ones / 2 - 1;
     }
 }
