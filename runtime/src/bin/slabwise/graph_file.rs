@@ -17,7 +17,7 @@ pub fn read(path: &Path) -> std::result::Result<RematGraph, String> {
 /// Writes a schedule, gzipped if the file's name ends in `.gz`.
 pub fn write(path: &Path, schedule: &str) -> Result<()> {
     let write = || {
-        if !path.extension().is_some_and(|extension| extension == "gz") {
+        if path.extension().is_none_or(|extension| extension != "gz") {
             return std::fs::write(path, format!("{schedule}\n"));
         }
         let mut packed = GzEncoder::new(std::fs::File::create(path)?, Compression::default());
