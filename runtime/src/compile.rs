@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use slabwise_kernels::cpu::Isa;
-use slabwise_planner::Options;
+use slabwise_planner::{Dag, Options, plan_within};
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::Graph;
 use crate::passes::{Clusters, Fuse, Simplify, fuse, legalise, lower, schedule, simplify};
-use crate::plan::{Persistent, Plan};
+use crate::plan::{Again, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
 use crate::shape::elements;
@@ -44,10 +44,21 @@ pub(crate) fn compile(session: &mut Session, name: &str, graph: &Graph, started:
     log::debug!("{name}: graph\n{graph}{name}: kernels\n{clusters}");
     let tasks = lower(&clusters).map_err(internal)?;
     let guard = if options.check_memory { GUARD } else { 0 };
-    let scheduled = schedule(&graph, tasks, &session.config(), guard).map_err(internal)?;
-    let offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
-    let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
+    let mut scheduled = schedule(&graph, tasks, &session.config(), guard).map_err(internal)?;
     let variables = session.adopt(&graph)?;
+    let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
+    let mut again = Again { once: offsets.height, floor: offsets.lower_bound, ..Again::default() };
+    if let Some(room) = session.room(offsets.height).filter(|&room| room < offsets.height) {
+        let within = plan_within(&scheduled.dag, offsets, room, &options.planner).map_err(|e| internal(e.to_string()))?;
+        again.floor = within.floor;
+        offsets = within.plan;
+        if let Some(repeated) = within.repeated {
+            let cost = |dag: &Dag| dag.tasks.iter().map(|task| task.cost as f64).sum::<f64>();
+            (again.runs, again.overhead) = (repeated.again(), cost(&repeated.dag) / cost(&scheduled.dag) - 1.0);
+            scheduled = scheduled.repeated(repeated.into_inner());
+        }
+    }
+    let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
     let mut persistent = Persistent::default();
     for &v in &variables {
         let variable = &session.variables[v];
@@ -55,7 +66,7 @@ pub(crate) fn compile(session: &mut Session, name: &str, graph: &Graph, started:
         *sum += variable.region.bytes;
     }
     let bounds: Vec<String> = graph.symbols.iter().map(|(n, max)| format!("{n} ≤ {max}")).collect();
-    let plan = Plan::new(name, session.device, bounds.join(", "), scheduled.dag.clone(), offsets, persistent, 0.0);
+    let plan = Plan::new(name, session.device, bounds.join(", "), scheduled.dag.clone(), offsets, persistent, again);
     let checked = slabwise_planner::check(&scheduled.dag, (**plan.offsets()).clone()).map_err(|v| internal(v.to_string()))?;
     let mut compiled = Compiled::link(&graph, scheduled, &checked, &variables, plan, guard, session.id)?;
     compiled.plan.set_compile_seconds(started.elapsed().as_secs_f64());

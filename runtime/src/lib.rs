@@ -32,8 +32,9 @@ pub use buffer::{Buffer, Donated, Output};
 pub use compile::CompileOptions;
 pub use device::Device;
 pub use error::{Error, Result};
+pub use memory::budget::Budget;
 pub use params::{Init, Param, Params, Scope};
-pub use plan::{Persistent, Plan};
+pub use plan::{Again, Persistent, Plan};
 pub use program::Program;
 pub use session::{RunStats, Session};
 pub use shape::{Dim, Shape};
@@ -53,6 +54,8 @@ pub mod prelude {
     pub use crate::nn::Module;
     pub use crate::ops::ConvGeometry;
     pub use crate::optim::Optimizer;
-    pub use crate::{Bytes, DType, Device, Dim, Init, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Trace, Window};
+    pub use crate::{
+        Budget, Bytes, DType, Device, Dim, Init, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Trace, Window,
+    };
     pub use slabwise_kernels::dtype::DType::{Bool, F32, I32, U8};
 }

@@ -17,6 +17,19 @@ pub struct Persistent {
     pub state: u64,
 }
 
+/// What a budget has a program compute again.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Again {
+    /// Kernels that run a second time or more.
+    pub runs: usize,
+    /// The part of the step's time, as modelled, that they take on top.
+    pub overhead: f64,
+    /// The slab if every kernel ran once.
+    pub once: u64,
+    /// No slab is smaller than this, however often anything runs.
+    pub floor: u64,
+}
+
 /// What was planned for a program.
 pub struct Plan {
     name: String,
@@ -26,6 +39,7 @@ pub struct Plan {
     offsets: Checked<Offsets>,
     without_in_place: u64,
     persistent: Persistent,
+    again: Again,
     compile_s: f64,
 }
 
@@ -37,12 +51,12 @@ impl Plan {
         dag: Dag,
         offsets: Checked<Offsets>,
         persistent: Persistent,
-        compile_s: f64,
+        again: Again,
     ) -> Self {
         let options = Options { in_place: false, order: OrderPolicy::MinPeak, ..Options::default() };
         // What in-place saves is told by the same planner without it.
         let without_in_place = slabwise_planner::plan(&dag, &options).map_or(offsets.height, |p| p.height);
-        Plan { name: name.into(), device, bounds, dag, offsets, without_in_place, persistent, compile_s }
+        Plan { name: name.into(), device, bounds, dag, offsets, without_in_place, persistent, again, compile_s: 0.0 }
     }
 
     /// The program's name.
@@ -83,6 +97,21 @@ impl Plan {
     /// Weights and state this program uses.
     pub fn persistent(&self) -> &Persistent {
         &self.persistent
+    }
+
+    /// What is computed again to keep the budget.
+    pub fn again(&self) -> Again {
+        self.again
+    }
+
+    /// The slab if every kernel ran once.
+    pub(crate) fn once_bytes(&self) -> u64 {
+        self.again.once
+    }
+
+    /// The bytes no slab can do without.
+    pub(crate) fn floor_bytes(&self) -> u64 {
+        self.again.floor
     }
 
     /// Seconds the compilation took.
@@ -151,7 +180,12 @@ impl fmt::Display for Plan {
         )?;
         let reuse = o.without_reuse.saturating_sub(self.without_in_place);
         let in_place = self.without_in_place.saturating_sub(o.height);
-        writeln!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;
+        write!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;
+        if self.again.runs > 0 {
+            let saved = Bytes(self.again.once.saturating_sub(o.height));
+            write!(f, " · recompute {saved} ({}, +{:.1} % time)", self.again.runs, 100.0 * self.again.overhead)?;
+        }
+        writeln!(f)?;
         let (step, bytes) = slabwise_planner::peak(&self.dag, o);
         let task = o.order.get(step).map_or("", |&t| self.dag.task_name(t));
         write!(f, "  peak         {} at step {step} {task}: {}", Bytes(bytes), self.holders(4))

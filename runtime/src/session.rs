@@ -18,6 +18,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, VariableInfo};
+use crate::memory::budget::Budget;
 use crate::memory::pool::Pool;
 use crate::params::Params;
 use crate::program::{Compiled, Place, Planned, Program, lengths};
@@ -56,7 +57,9 @@ pub struct Session {
     by_name: HashMap<Arc<str>, usize>,
     slab: Option<Region>,
     sizes: Region,
-    budget: Option<Bytes>,
+    budget: Budget,
+    /// What a fraction of the first program's slab came to.
+    room: Option<u64>,
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
@@ -95,17 +98,19 @@ impl Session {
             by_name: HashMap::new(),
             slab: None,
             sizes,
-            budget: None,
+            budget: Budget::Unlimited,
+            room: None,
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
         })
     }
 
-    /// The most bytes that weights, state and slab may take together; compiling a program that needs more is an error.
+    /// The most memory that weights, state and slab may take. A program that needs more computes some of its values again
+    /// instead of keeping them, with the same results; compiling one that needs more even so is an error.
     #[must_use]
-    pub fn with_budget(mut self, budget: impl Into<Option<Bytes>>) -> Self {
-        self.budget = budget.into();
+    pub fn with_budget(mut self, budget: impl Into<Budget>) -> Self {
+        (self.budget, self.room) = (budget.into(), None);
         self
     }
 
@@ -185,14 +190,19 @@ impl Session {
             return Err(Error::Value(format!("\"{name}\" has {} outputs, {N} are expected", graph.outputs.len())));
         }
         let inner = compile(self, name, graph, Instant::now())?;
-        if let Some(budget) = self.budget {
+        let room = self.room(inner.plan.once_bytes());
+        if let Some(room) = room.filter(|&room| inner.slab_bytes > room) {
             let persistent = self.persistent_bytes();
-            if persistent.saturating_add(inner.slab_bytes) > budget.0 {
-                return Err(inner.over_budget(budget, persistent));
-            }
+            return Err(inner.over_budget(persistent.saturating_add(room), persistent));
         }
+        self.room = room.filter(|_| matches!(self.budget, Budget::Fraction(_)));
         self.grow_slab(inner.slab_bytes, name)?;
         Ok(Program { inner })
+    }
+
+    /// The bytes that the budget leaves for a slab; `once` is what it needs if nothing is computed twice.
+    pub(crate) fn room(&self, once: u64) -> Option<u64> {
+        self.room.or_else(|| self.budget.room(self.persistent_bytes(), once))
     }
 
     fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
@@ -237,8 +247,10 @@ impl Session {
             .collect::<Result<_>>()?;
         let total = sized.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
         let total = total.ok_or_else(|| Error::Value("the byte count of all weights and state overflows".into()))?;
-        if let Some(budget) = self.budget.filter(|b| self.persistent_bytes().saturating_add(total) > b.0) {
-            let needed = Bytes(self.persistent_bytes().saturating_add(total));
+        let needed = Bytes(self.persistent_bytes().saturating_add(total));
+        if let Budget::Bytes(budget) = self.budget
+            && needed > budget
+        {
             return Err(Error::Budget {
                 program: "weights and state".into(),
                 budget,

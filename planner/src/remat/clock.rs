@@ -11,6 +11,16 @@ pub enum Limit {
     Rounds(u64),
 }
 
+impl Limit {
+    /// Whether it leaves time for more than what is quickest.
+    pub(super) fn is_ample(self) -> bool {
+        match self {
+            Limit::Time(limit) => limit >= Duration::from_millis(200),
+            Limit::Rounds(_) => true,
+        }
+    }
+}
+
 pub(super) struct Clock {
     start: Instant,
     limit: Limit,

@@ -60,11 +60,11 @@ pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64
     pool.sort_by_key(|f| f.cost);
     let mut from = pool[0].clone();
     for found in &pool {
-        for noise in [0.0, 1.0] {
+        for (noise, patient) in [(0.0, true), (0.0, false), (1.0, true)] {
             if found.cost as f64 >= best.time && best.peak <= budget {
                 break;
             }
-            if let Some(better) = attempt(net, &found.order, budget, link, &mut random, noise, &best) {
+            if let Some(better) = attempt(net, &found.order, budget, link, &mut random, (noise, patient), &best) {
                 best = better;
                 from = found.clone();
             }
@@ -82,23 +82,31 @@ pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64
             }
         }
         let order: Vec<u32> = tape.order().collect();
-        let noise = 2.0 * random.unit();
-        if let Some(better) = attempt(net, &order, budget, link, &mut random, noise, &best) {
+        let how = (2.0 * random.unit(), random.below(2) == 0);
+        if let Some(better) = attempt(net, &order, budget, link, &mut random, how, &best) {
             best = better;
         }
     }
     best
 }
 
-/// Transfers for `order` that make it better than `best`.
-fn attempt(net: &Network, order: &[u32], budget: i64, link: f64, random: &mut Random, noise: f64, best: &Combined) -> Option<Combined> {
+/// Transfers for `order` that make it better than `best`, planned with some noise, and patiently or not.
+fn attempt(
+    net: &Network,
+    order: &[u32],
+    budget: i64,
+    link: f64,
+    random: &mut Random,
+    (noise, patient): (f64, bool),
+    best: &Combined,
+) -> Option<Combined> {
     let tape = Tape::new(net, order);
     let most = if best.peak <= budget { best.time } else { f64::INFINITY };
     if tape.cost as f64 >= most {
         return None;
     }
     let mut offloader = Offloader::new(&tape, budget, link);
-    let fits = offloader.fit(random, noise, 1.1 * most);
+    let fits = offloader.fit(random, noise, 1.1 * most, patient);
     let (peak, time) = (offloader.peak(), fits.unwrap_or_else(|| offloader.run().time));
     let found = Combined { order: order.to_vec(), transfers: offloader.transfers, cost: tape.cost, peak, time };
     found.beats(best, budget).then_some(found)

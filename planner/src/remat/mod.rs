@@ -16,17 +16,20 @@ mod combine;
 mod flow;
 mod network;
 mod offload;
+mod program;
 mod repair;
 mod schedule;
 mod search;
 mod tape;
 
-use crate::order::{OrderPolicy, Sizes, candidates};
+use crate::dag::TaskId;
+use crate::order::{Effort, OrderPolicy, Sizes, best_order, candidates};
 use crate::remat_graph::RematGraph;
 use clock::Clock;
 pub use clock::Limit;
 use network::Network;
 pub use offload::Transfer;
+pub(crate) use program::DagSearch;
 pub use schedule::{Placed, Remat};
 
 /// How many bytes a schedule may need above the fixed part.
@@ -69,7 +72,7 @@ pub enum RematError {
 /// If bytes do not fit the search's arithmetic.
 pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematError> {
     let mut clock = Clock::new(options.limit);
-    let problem = Problem::new(graph)?;
+    let problem = Problem::new(graph, options)?;
     let budget = problem.budget(options.budget);
     Ok(problem.solve(options, budget, &mut clock))
 }
@@ -81,7 +84,7 @@ pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematE
 /// If bytes do not fit the search's arithmetic.
 pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Remat, Placed), RematError> {
     let clock = Clock::new(options.limit);
-    let problem = Problem::new(graph)?;
+    let problem = Problem::new(graph, options)?;
     let budget = problem.budget(options.budget);
     let mut target = budget;
     let mut best: Option<(Remat, Placed)> = None;
@@ -116,21 +119,24 @@ struct Problem {
 }
 
 impl Problem {
-    fn new(graph: &RematGraph) -> Result<Problem, RematError> {
+    fn new(graph: &RematGraph, options: &RematOptions) -> Result<Problem, RematError> {
         let bytes = graph.nodes.iter().map(|n| u128::from(n.bytes) + u128::from(n.workspace)).sum();
         if bytes >= 1 << 62 {
             return Err(RematError::TooLarge { bytes });
         }
         let (net, nodes) = Network::of(graph);
-        let dag = graph.to_dag(false);
-        let mut orders: Vec<Vec<u32>> = vec![(0..nodes.len() as u32).collect()];
-        for (_, order) in candidates(&dag.dag, OrderPolicy::MinPeak, false, Sizes::Exact) {
-            orders.push(order.iter().map(|t| t.0).collect());
+        let dag = graph.to_dag(false).dag;
+        let mut orders: Vec<Vec<TaskId>> =
+            candidates(&dag, OrderPolicy::MinPeak, false, Sizes::Exact).into_iter().map(|(_, order)| order).collect();
+        // A fraction is one of the best order there is; in a hurry, others have to do for bytes.
+        if options.limit.is_ample() || matches!(options.budget, Budget::Fraction(_)) {
+            orders.push(best_order(&dag, false, Effort::Counted, Sizes::Exact).order);
         }
-        for order in &mut orders {
-            order.push(net.sink());
-        }
-        let mut ranked: Vec<(i64, Vec<u32>)> = orders.into_iter().map(|o| (tape::Tape::new(&net, &o).peak(), o)).collect();
+        let ranked = |order: Vec<TaskId>| {
+            let order: Vec<u32> = order.iter().map(|task| task.0).chain([net.sink()]).collect();
+            (tape::Tape::new(&net, &order).peak(), order)
+        };
+        let mut ranked: Vec<(i64, Vec<u32>)> = orders.into_iter().map(ranked).collect();
         ranked.sort();
         ranked.dedup();
         ranked.truncate(3);

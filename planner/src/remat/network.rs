@@ -1,5 +1,7 @@
 //! The problem of the search: what can be computed, numbered without gaps, with neighbours in flat lists.
 
+use crate::dag::{Dag, Task};
+use crate::relations::Relations;
 use crate::remat_graph::RematGraph;
 
 /// Lists of numbers, one per key, behind each other.
@@ -86,6 +88,47 @@ impl Network {
             }
         }
         (Network::new(computations, own(&graph.outputs)), nodes)
+    }
+
+    /// The tasks of a verified dag, whose bytes must sum to less than 2^62; buffers that hold data at the start are left out.
+    ///
+    /// A computation makes all that its task is the first to write. What several tasks write in turn, and what is handed out,
+    /// is made once.
+    pub fn of_dag(dag: &Dag) -> Network {
+        let relations = Relations::new(dag);
+        let task = |task: &Task| Computation {
+            once: !task.repeatable,
+            cost: task.cost,
+            workspace: task.workspace_occupied(),
+            ..Computation::default()
+        };
+        let mut computations: Vec<Computation> = dag.tasks.iter().map(task).collect();
+        let mut outputs = Vec::new();
+        for (b, buffer) in dag.buffers.iter().enumerate() {
+            let writers = relations.writers.row(b);
+            let (Some(&first), Some(&last)) = (writers.first(), writers.last()) else { continue };
+            let users = relations.users.row(b);
+            if !buffer.live_in {
+                computations[first as usize].bytes += buffer.occupied();
+                users.iter().filter(|&&user| user != first).for_each(|&user| computations[user as usize].inputs.push(first));
+            }
+            if writers.len() > 1 || buffer.live_in || buffer.live_out {
+                writers.iter().for_each(|&writer| computations[writer as usize].once = true);
+            }
+            if buffer.live_out && !buffer.live_in {
+                outputs.push(first);
+            }
+            // In turn, then those that only read.
+            writers.windows(2).for_each(|pair| computations[pair[0] as usize].before.push(pair[1]));
+            let readers = users.iter().filter(|user| writers.binary_search(user).is_err());
+            computations[last as usize].before.extend(readers.filter(|_| writers.len() > 1 || buffer.live_in));
+        }
+        for (t, task) in (0u32..).zip(&dag.tasks) {
+            task.after.iter().filter(|a| a.0 != t).for_each(|a| computations[a.index()].before.push(t));
+        }
+        outputs.sort_unstable();
+        outputs.dedup();
+        Network::new(computations, outputs)
     }
 
     /// `outputs` are live at the end. Byte counts must sum to less than 2^62.

@@ -104,11 +104,10 @@ impl<'t, 'n> Offloader<'t, 'n> {
     }
 
     /// Plans transfers until the schedule fits the budget; its time, or nothing if it does not, or not in less than `most`.
-    /// First only transfers that nothing waits for, wherever they relieve; then, where that is not enough, others.
-    pub fn fit(&mut self, random: &mut Random, noise: f64, most: f64) -> Option<f64> {
+    /// If `patient`, first only transfers that nothing waits for, wherever they relieve; then, where that is not enough, others.
+    pub fn fit(&mut self, random: &mut Random, noise: f64, most: f64, mut patient: bool) -> Option<f64> {
         let mut run = self.run();
         let mut given_up = vec![false; self.need.len()];
-        let mut patient = true;
         loop {
             let over = (0u32..).zip(&self.need).filter(|&(p, &need)| need > self.budget && !(patient && given_up[p as usize]));
             let Some((worst, _)) = over.max_by_key(|&(p, need)| (*need, std::cmp::Reverse(p))) else {

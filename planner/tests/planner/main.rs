@@ -6,5 +6,7 @@ mod judge;
 mod mutations;
 mod order;
 mod properties;
+mod remat;
 mod remat_graph;
+mod repeats;
 mod training_steps;

@@ -27,7 +27,7 @@ fn peak(graph: &RematGraph, steps: Vec<Step>) -> std::result::Result<u64, String
     judge(graph, steps.into_iter().map(|step| (step, None)), 0.0).map(|judged| judged.peak)
 }
 
-fn random_graph(u: &mut Unstructured, nodes_max: usize) -> Result<RematGraph> {
+pub fn random_graph(u: &mut Unstructured, nodes_max: usize) -> Result<RematGraph> {
     let mut graph = RematGraph::default();
     let persistent = u.int_in_range(0..=2usize)?;
     for i in 0..persistent + u.int_in_range(1..=nodes_max)? {
@@ -43,8 +43,9 @@ fn random_graph(u: &mut Unstructured, nodes_max: usize) -> Result<RematGraph> {
         let same = |&&j: &&u32| graph.nodes[j as usize].bytes == bytes && bytes > 0 && j as usize >= persistent;
         let inplace = inputs.iter().filter(same).copied().collect();
         let workspace = if u.ratio(1, 4)? { u.int_in_range(0..=9)? } else { 0 };
-        let node = Node { name: format!("n{i}"), inputs, bytes, workspace, recompute: true, inplace, ..Node::default() };
-        graph.nodes.push(if i < persistent { Node { persistent: true, inputs: vec![], workspace: 0, ..node } } else { node });
+        let cost = u.int_in_range(0..=9)?;
+        let node = Node { name: format!("n{i}"), inputs, bytes, workspace, cost, recompute: true, inplace, ..Node::default() };
+        graph.nodes.push(if i < persistent { Node { persistent: true, inputs: vec![], workspace: 0, cost: 0, ..node } } else { node });
     }
     for p in 0..persistent {
         if u.ratio(1, 2)? {
@@ -211,6 +212,14 @@ fn relabelled(graph: &RematGraph, seed: u64) -> RematGraph {
     RematGraph { name: graph.name.clone(), nodes: order.iter().map(node).collect(), outputs: moved(&graph.outputs) }
 }
 
+/// A graph that comes with the project.
+pub fn real_graph(name: &str) -> RematGraph {
+    let path = format!("{}/../data/graphs/{name}.json.gz", env!("CARGO_MANIFEST_DIR"));
+    let graph = RematGraph::read(&std::fs::read(path).expect("test data")).expect("a valid graph");
+    assert_eq!(graph.name, name);
+    graph
+}
+
 #[test]
 fn real_graphs_reach_their_smallest_peak_whatever_their_labels() {
     for (name, least, least_in_place) in [
@@ -218,9 +227,7 @@ fn real_graphs_reach_their_smallest_peak_whatever_their_labels() {
         ("randwire12_inf", 12_845_056, 11_239_424),
         ("unet_d2_c16_b4_grads", 49_807_500, 46_137_476),
     ] {
-        let path = format!("{}/../data/graphs/{name}.json.gz", env!("CARGO_MANIFEST_DIR"));
-        let graph = RematGraph::read(&std::fs::read(path).expect("test data")).expect("a valid graph");
-        assert_eq!(graph.name, name);
+        let graph = real_graph(name);
         for seed in 0..4 {
             let graph = if seed == 0 { graph.clone() } else { relabelled(&graph, seed) };
             for (in_place, least) in [(false, least), (true, least_in_place)] {

@@ -1,3 +1,4 @@
 //! Where buffers live that have no place in a plan.
 
+pub mod budget;
 pub mod pool;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use slabwise::models::{Model, OptimizerKind};
-use slabwise::{Bytes, Device, Params, Result, Session};
+use slabwise::{Budget, Device, Params, Result, Session};
 
 use crate::output::line;
 
@@ -15,9 +15,10 @@ pub struct Args {
     /// Examples in a step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
-    /// The most bytes that weights, state and slab may take, such as 24MiB
+    /// The most bytes that weights, state and slab may take, such as 24MiB, or a part of the slab that computing nothing
+    /// twice needs, such as 50%
     #[arg(long)]
-    budget: Option<Bytes>,
+    budget: Option<Budget>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: Device,
