@@ -74,6 +74,21 @@ fn plan_draws_a_picture() {
 }
 
 #[test]
+fn the_frontier_tells_what_smaller_slabs_cost() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("frontier.svg");
+    let report = json(&format!("plan mlp --batch 512 --frontier --svg {}", path.display()));
+    assert_keys(&report, "model batch frontier");
+    let points = report["frontier"].as_array().unwrap();
+    let slabs: Vec<u64> = points.iter().map(|p| p["slab_bytes"].as_u64().unwrap()).collect();
+    assert!(slabs.windows(2).all(|two| two[0] > two[1]) && points.iter().all(|p| p["slab_bytes"].as_u64() <= p["budget_bytes"].as_u64()));
+    assert_eq!((slabs[0], points[0]["again"].as_u64()), (json("plan mlp --batch 512")["slab_bytes"].as_u64().unwrap(), Some(0)));
+    let svg = std::fs::read_to_string(&path).unwrap();
+    assert!(svg.starts_with("<svg") && svg.matches("<circle").count() == points.len());
+    failure("plan mlp --frontier --budget 1MiB", 2);
+}
+
+#[test]
 fn a_budget_is_kept_or_refused_with_the_bill() {
     let plan = json("plan mlp");
     let needed = plan["persistent_bytes"].as_u64().unwrap() + plan["slab_bytes"].as_u64().unwrap();

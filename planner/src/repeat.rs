@@ -9,6 +9,7 @@ use crate::check::{Checked, check_repeats};
 use crate::dag::{Buffer, BufferId, Dag, MayReuse, Task, TaskId};
 use crate::plan::{Options, Plan, PlanError, plan};
 use crate::remat::DagSearch;
+use std::collections::HashSet;
 
 /// A dag made from another: each of its tasks is a run of one task of that, each of its buffers what one run makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,12 +79,10 @@ impl Repeated {
         self.dag.add_buffer(buffer)
     }
 
-    /// How many runs there are beside the first of each task.
-    pub fn again(&self) -> usize {
-        let mut tasks: Vec<TaskId> = self.task_of.clone();
-        tasks.sort_unstable();
-        tasks.dedup();
-        self.task_of.len() - tasks.len()
+    /// The runs that are not the first of their tasks.
+    pub fn again(&self) -> Vec<TaskId> {
+        let mut ran = HashSet::new();
+        (0u32..).zip(&self.task_of).filter(|&(_, task)| !ran.insert(*task)).map(|(run, _)| TaskId(run)).collect()
     }
 
     /// The time of all runs, in the unit of [`Task::cost`].

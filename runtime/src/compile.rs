@@ -54,7 +54,7 @@ pub(crate) fn compile(session: &mut Session, name: &str, graph: &Graph, started:
         offsets = within.plan;
         if let Some(repeated) = within.repeated {
             let cost = |dag: &Dag| dag.tasks.iter().map(|task| task.cost as f64).sum::<f64>();
-            (again.runs, again.overhead) = (repeated.again(), cost(&repeated.dag) / cost(&scheduled.dag) - 1.0);
+            (again.tasks, again.overhead) = (repeated.again(), cost(&repeated.dag) / cost(&scheduled.dag) - 1.0);
             scheduled = scheduled.repeated(repeated.into_inner());
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets};
+use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets, TaskId};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -18,10 +18,10 @@ pub struct Persistent {
 }
 
 /// What a budget has a program compute again.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Again {
-    /// Kernels that run a second time or more.
-    pub runs: usize,
+    /// The tasks of the plan's dag that run a kernel a second time or more.
+    pub tasks: Vec<TaskId>,
     /// The part of the step's time, as modelled, that they take on top.
     pub overhead: f64,
     /// The slab if every kernel ran once.
@@ -100,8 +100,25 @@ impl Plan {
     }
 
     /// What is computed again to keep the budget.
-    pub fn again(&self) -> Again {
-        self.again
+    pub fn again(&self) -> &Again {
+        &self.again
+    }
+
+    /// What is computed again, in the order it is: the kernel, the bytes that need not be kept until then, and the kernel that
+    /// reads them next.
+    pub fn computed_again(&self) -> Vec<(&str, Bytes, &str)> {
+        let order = &self.offsets.order;
+        let at = |task: &TaskId| order.iter().position(|t| t == task);
+        let mut steps: Vec<usize> = self.again.tasks.iter().filter_map(at).collect();
+        steps.sort_unstable();
+        let row = |step: usize| {
+            let task = &self.dag.tasks[order[step].index()];
+            let bytes = task.writes.iter().map(|b| self.dag.buffers[b.index()].occupied()).sum();
+            let reads = |next: &&TaskId| self.dag.tasks[next.index()].reads.iter().any(|b| task.writes.contains(b));
+            let reader = order[step + 1..].iter().find(reads).map_or("nothing", |next| self.dag.task_name(*next));
+            (task.name.as_str(), Bytes(bytes), reader)
+        };
+        steps.into_iter().map(row).collect()
     }
 
     /// The slab if every kernel ran once.
@@ -181,9 +198,9 @@ impl fmt::Display for Plan {
         let reuse = o.without_reuse.saturating_sub(self.without_in_place);
         let in_place = self.without_in_place.saturating_sub(o.height);
         write!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;
-        if self.again.runs > 0 {
+        if !self.again.tasks.is_empty() {
             let saved = Bytes(self.again.once.saturating_sub(o.height));
-            write!(f, " · recompute {saved} ({}, +{:.1} % time)", self.again.runs, 100.0 * self.again.overhead)?;
+            write!(f, " · recompute {saved} ({}, +{:.1} % time)", self.again.tasks.len(), 100.0 * self.again.overhead)?;
         }
         writeln!(f)?;
         let (step, bytes) = slabwise_planner::peak(&self.dag, o);

@@ -39,7 +39,7 @@ impl DagSearch {
         orders.dedup();
         orders.truncate(3);
         let base = dag.buffers.iter().filter(|b| b.live_in).map(Buffer::occupied).sum();
-        let rounds = (WORK / dag.tasks.len().max(1) as u64).clamp(50, 2_000);
+        let rounds = (WORK / dag.tasks.len().max(1) as u64).clamp(50, 400);
         Some(DagSearch { orders: orders.into_iter().map(|(_, order)| order).collect(), net, base, rounds })
     }
 

@@ -7,6 +7,7 @@
 mod arguments;
 mod bench;
 mod compare;
+mod frontier;
 mod graph_file;
 mod info;
 mod order;
