@@ -81,7 +81,7 @@ fn a_budget_no_schedule_keeps_is_refused_with_the_floor() {
 #[test]
 fn random_networks_train_to_the_same_bits_within_any_budget() {
     let (mut runs, mut kept) = (0, 0);
-    for seed in 0..6 {
+    for seed in 0..8 {
         let sizes = [512, 4 + seed % 5, 3];
         let all = train(Budget::Unlimited, sizes, Some(seed)).expect("it compiles");
         for fraction in [0.8, 0.55] {
@@ -99,7 +99,7 @@ fn random_networks_train_to_the_same_bits_within_any_budget() {
             runs += within.program.plan().again().tasks.len();
         }
     }
-    assert!(kept > 3 && runs > 10, "{runs} kernels again in {kept} programs");
+    assert!(kept >= 3 && runs >= 10, "{runs} kernels again in {kept} programs");
 }
 
 #[test]

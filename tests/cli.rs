@@ -118,15 +118,16 @@ fn assert_planned(report: &Value) {
 #[test]
 fn planned_is_the_lower_bound_and_what_is_measured() {
     assert_planned(&json("compare mlp --batch 256 --steps 2"));
-    assert_planned(&json("compare cnn --batch 64 --steps 1"));
+    assert_planned(&json("compare cnn --batch 8 --steps 1"));
+    assert_planned(&json("compare resnet20 --batch 2 --steps 1"));
+    assert_planned(&json("compare gpt:layers=2,width=32,heads=2,length=16,vocabulary=64 --batch 3 --steps 1"));
 }
 
 #[test]
-fn compare_all_is_a_list() {
-    let all = json("compare --all --batch 2 --steps 1");
-    let models: Vec<&str> = all.as_array().unwrap().iter().filter_map(|report| report["model"].as_str()).collect();
-    assert_eq!(models, ["mlp", "cnn"]);
+fn compare_is_a_table_of_one_model_or_all() {
     assert!(text("compare mlp --batch 2 --steps 1").contains("lower bound"));
+    assert!(failure("compare mlp --all", 2).contains("cannot be used with"));
+    assert!(failure("compare", 2).contains("required"));
 }
 
 #[test]

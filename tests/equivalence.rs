@@ -143,6 +143,8 @@ fn optimisations_can_be_switched_off() {
             ("no rows", Fuse { rows: false, ..Fuse::default() }),
             ("no epilogues", Fuse { epilogues: false, ..Fuse::default() }),
             ("no siblings", Fuse { siblings: false, ..Fuse::default() }),
+            ("nothing stored for others", Fuse { stored: false, ..Fuse::default() }),
+            ("nothing computed twice", Fuse { recompute: false, ..Fuse::default() }),
         ] {
             // A reduction may sum in another order inside another kernel.
             compare(seed, what, &run_any(&case, &env, CompileOptions { fuse, ..on }, 2, Mode::Planned), &base, false, &case);

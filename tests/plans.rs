@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use ndarray::{Array2, ArrayD, Axis, Slice};
-use slabwise::models::{Model, OptimizerKind};
+use slabwise::models::{Examples, Model, OptimizerKind};
 use slabwise::nn::Linear;
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Plan};
@@ -14,8 +14,8 @@ fn session(params: Params) -> Session {
 }
 
 fn batch(model: Model, n: usize, seed: u64) -> (ArrayD<f32>, ArrayD<i32>) {
-    let (images, labels) = model.batch(n, seed);
-    (images, labels.into_dyn())
+    let (Examples::Images(images), labels) = model.batch(n, seed) else { panic!("{model} reads tokens") };
+    (images, labels)
 }
 
 fn bits(array: &ArrayD<f32>) -> Vec<u32> {

@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ndarray::{ArrayD, Axis, Slice};
-use slabwise::models::{Model, OptimizerKind};
+use slabwise::models::{Examples, Gpt, Model, OptimizerKind};
 use slabwise::prelude::*;
 
 /// The system's allocator, counting.
@@ -58,9 +58,9 @@ fn first<T: Clone>(array: &ArrayD<T>, rows: usize) -> ArrayD<T> {
     array.slice_axis(Axis(0), Slice::from(..rows)).to_owned()
 }
 
-const STEPS: usize = 50;
+const STEPS: usize = 10;
 /// Steps of what is only another way in.
-const FEW: usize = 5;
+const FEW: usize = 3;
 
 fn steps_of(model: Model, optimizer: OptimizerKind, batch: usize, last: usize, steps: usize) {
     let what = format!("{model} {optimizer}");
@@ -70,36 +70,43 @@ fn steps_of(model: Model, optimizer: OptimizerKind, batch: usize, last: usize, s
     let bound = Dim::bounded("batch", batch as u32);
     let train = network.training(&mut session, bound, optimizer).expect("the model compiles");
     let infer = network.inference(&mut session, bound).expect("the model compiles");
-    let (images, labels) = model.batch(batch, 7);
-    let labels = labels.into_dyn();
-    let (few_images, few_labels) = (first(&images, last), first(&labels, last));
+    let (examples, labels) = model.batch(batch, 7);
+    let few_labels = first(&labels, last);
+    let few_examples = match &examples {
+        Examples::Images(images) => Examples::Images(first(images, last)),
+        Examples::Tokens(tokens) => Examples::Tokens(first(tokens, last)),
+    };
 
     // One step of each: threads start, what is made at the first use is made.
-    let mut sum = session.run(&train, (&images, &labels)).expect("a step")[0].item();
-    sum += session.run(&infer, (&images,)).expect("a step")[0].item();
+    let mut sum = session.run(&train, (&examples, &labels)).expect("a step")[0].item();
+    sum += session.run(&infer, (&examples,)).expect("a step")[0].item();
 
     let train_steps = counted(|| {
         for _ in 0..steps {
-            sum += session.run(&train, (&images, &labels)).expect("a step")[0].item();
+            sum += session.run(&train, (&examples, &labels)).expect("a step")[0].item();
         }
     });
     let smaller_steps = counted(|| {
         for _ in 0..steps {
-            sum += session.run(&train, (&few_images, &few_labels)).expect("a step")[0].item();
+            sum += session.run(&train, (&few_examples, &few_labels)).expect("a step")[0].item();
         }
     });
     let slice_steps = counted(|| {
         // Flat slices and views take other ways in.
-        let (pixels, classes) = (images.as_slice().expect("in order"), labels.view());
+        let classes = labels.view();
         for _ in 0..FEW {
-            sum += session.run(&train, (pixels, &classes)).expect("a step")[0].item();
+            let loss = match &examples {
+                Examples::Images(images) => session.run(&train, (images.as_slice().expect("in order"), &classes)),
+                Examples::Tokens(tokens) => session.run(&train, (tokens.as_slice().expect("in order"), &classes)),
+            };
+            sum += loss.expect("a step")[0].item();
         }
     });
     let infer_steps = counted(|| {
         for _ in 0..steps {
-            let [logits] = session.run(&infer, (&images,)).expect("a step");
+            let [logits] = session.run(&infer, (&examples,)).expect("a step");
             sum += logits.view::<f32>().expect("logits are f32").sum();
-            let [logits] = session.run(&infer, (&few_images,)).expect("a step");
+            let [logits] = session.run(&infer, (&few_examples,)).expect("a step");
             sum += logits.item();
         }
     });
@@ -111,10 +118,14 @@ fn steps_of(model: Model, optimizer: OptimizerKind, batch: usize, last: usize, s
     assert_eq!(infer_steps, nothing, "{what}: in {steps} inferences");
 
     // Buffers that stay on the device are fed without one too.
-    let (images, labels) = (session.upload("images", &images).expect("room"), session.upload("labels", &labels).expect("room"));
+    let examples = match &examples {
+        Examples::Images(images) => session.upload("images", images),
+        Examples::Tokens(tokens) => session.upload("tokens", tokens),
+    };
+    let (examples, labels) = (examples.expect("room"), session.upload("labels", &labels).expect("room"));
     let resident_steps = counted(|| {
         for _ in 0..FEW {
-            sum += session.run(&train, (&images, &labels)).expect("a step")[0].item();
+            sum += session.run(&train, (&examples, &labels)).expect("a step")[0].item();
         }
     });
     assert_eq!(resident_steps, nothing, "{what}: in {FEW} steps on resident inputs");
@@ -131,4 +142,9 @@ fn a_step_allocates_nothing() {
     // Small batches: what a convolution allocates or not does not depend on them.
     steps_of(Model::Cnn, OptimizerKind::Sgd, 4, 3, STEPS);
     steps_of(Model::Cnn, OptimizerKind::Adam, 4, 3, STEPS);
+    // Norms with running statistics, strided convolutions; embeddings, attention.
+    steps_of(Model::ResNet20, OptimizerKind::Sgd, 2, 1, FEW);
+    let gpt = Gpt { layers: 2, width: 32, heads: 2, length: 16, vocabulary: 64, tied: false };
+    steps_of(Model::Gpt(gpt), OptimizerKind::AdamW, 3, 2, FEW);
+    steps_of(Model::Lstm, OptimizerKind::Adam, 2, 1, FEW);
 }

@@ -23,7 +23,7 @@ fn accuracy(model: Model, optimizer: OptimizerKind, batch: usize, steps: usize, 
     let train = network.training(&mut session, bound, optimizer).expect("it compiles");
     let infer = network.inference(&mut session, bound).expect("it compiles");
     let shaped = |n: usize, pixels: ArrayD<f32>| {
-        let lengths: Vec<usize> = [n].iter().chain(model.example()).copied().collect();
+        let lengths: Vec<usize> = [n].into_iter().chain(model.example()).collect();
         pixels.into_shape_with_order(lengths).expect("as many pixels")
     };
     for (images, labels) in digits.train.shuffled(batch, epoch_seed(3, 0)).take(steps) {

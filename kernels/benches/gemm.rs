@@ -1,29 +1,17 @@
 //! Matrix products and convolutions, at the shapes of the built-in models: `cargo bench -p slabwise-kernels --bench gemm`.
 
+mod common;
+
+use common::*;
 use divan::counter::ItemsCount;
 use divan::{Bencher, Divan};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
-use slabwise_kernels::dtype::DType;
-use slabwise_kernels::memory::{Memory, Region};
+use slabwise_kernels::memory::Memory;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Dims, Inst, Matmul, Operand, Spec, Store};
+use slabwise_kernels::spec::{Body, ConvKind, Matmul, Spec};
 
 fn main() {
     Divan::from_args().main();
-}
-
-fn dims(sizes: &[usize]) -> Dims {
-    sizes.iter().map(|&s| Size::fixed(s as i64)).collect()
-}
-
-fn contiguous(sizes: &[usize]) -> Operand {
-    Operand::contiguous(DType::F32, &dims(sizes)).expect("small sizes")
-}
-
-/// A kernel that stores what its anchor computes.
-fn plain(body: Body, result: &[usize]) -> Spec {
-    let store = vec![Store { value: 0, operand: 0 }];
-    Spec { body, dims: dims(result), reduced: 0, operands: vec![contiguous(result)], indices: vec![], code: vec![Inst::Acc], stores: store }
 }
 
 /// Times a kernel; a counted item is one multiplication and one addition, so 1 Gitem/s is 2 GFLOP/s.
@@ -31,10 +19,7 @@ fn time(bencher: Bencher, spec: Spec, sizes: [usize; 3], isa: Isa, threads: usiz
     let team = Team::new(threads);
     let kernel = Kernel::new(spec, &Env::default(), &Config { threads, isa }).expect("a valid spec");
     let mut memory = Memory::new();
-    let args: Vec<Region> = sizes.iter().map(|&s| memory.reserve(4 * s as u64).expect("memory")).collect();
-    for arg in &args {
-        memory.elements_mut::<f32>(arg).iter_mut().enumerate().for_each(|(i, x)| *x = (i % 1013) as f32 / 1013.0 - 0.5);
-    }
+    let args = filled(&mut memory, &sizes);
     let workspace = memory.reserve(kernel.workspace()).expect("memory");
     bencher.counter(ItemsCount::new(work)).bench_local(|| kernel.run(&mut memory, &args, &workspace, &Env::default(), &team));
 }
@@ -103,26 +88,6 @@ fn square_512(bencher: Bencher, isa: Isa) {
     product(bencher, mm(512, 512, 512, false, false), isa, 1);
 }
 
-/// A square image and kernel.
-#[derive(Clone, Copy)]
-struct Convolution {
-    kind: ConvKind,
-    n: usize,
-    ci: usize,
-    co: usize,
-    hw: usize,
-    k: usize,
-    stride: usize,
-    groups: usize,
-}
-
-impl std::fmt::Display for Convolution {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Convolution { kind, n, ci, co, hw, k, stride, groups } = self;
-        write!(f, "{n}×{ci}×{hw}² {k}² → {co}, stride {stride}, {groups} groups, {kind:?}")
-    }
-}
-
 /// The convolutions of the built-in CNN, of residual networks, and a depthwise one.
 fn convolutions() -> Vec<Convolution> {
     let shapes = [
@@ -142,33 +107,8 @@ fn convolutions() -> Vec<Convolution> {
 
 #[divan::bench(args = convolutions(), consts = [1, 2])]
 fn convolution<const THREADS: usize>(bencher: Bencher, c: Convolution) {
-    let (pad, per_group) = (c.k / 2, c.ci / c.groups);
-    let out = (c.hw + 2 * pad - c.k) / c.stride + 1;
-    let (image, weight, result) = ([c.n, c.ci, c.hw, c.hw], [c.co, per_group, c.k, c.k], [c.n, c.co, out, out]);
-    let [a, b, to] = match c.kind {
-        ConvKind::Forward => [image, weight, result],
-        ConvKind::InputGrad => [result, weight, image],
-        ConvKind::WeightGrad => [image, result, weight],
-    };
-    let size = |x: usize| Size::fixed(x as i64);
-    let body = Conv2d {
-        kind: c.kind,
-        n: size(c.n),
-        ci: size(c.ci),
-        co: size(c.co),
-        hw: [size(c.hw); 2],
-        ohw: [size(out); 2],
-        k: [c.k; 2],
-        stride: [c.stride; 2],
-        pad: [pad; 2],
-        dilation: [1; 2],
-        groups: c.groups,
-        a: contiguous(&a),
-        b: contiguous(&b),
-    };
-    let sizes = [a, b, to].map(|d| d.iter().product());
-    let work = c.n * c.co * out * out * per_group * c.k * c.k;
-    time(bencher, plain(Body::Conv2d(body), &to), sizes, Isa::detect(), THREADS, work);
+    let (spec, sizes) = c.spec();
+    time(bencher, spec, sizes, Isa::detect(), THREADS, c.work());
 }
 
 /// What it costs to hand out a region of two empty chunks.

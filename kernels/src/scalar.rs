@@ -322,6 +322,8 @@ scalar_ops! {
     Mul "mul" Num(x, y) { f32: x * y; i32: x.wrapping_mul(y); } grad [Y, X];
     /// x / y; integers truncate, and give 0 for a division by 0
     Div "div" Num(x, y) { f32: x / y; i32: if y == 0 { 0 } else { x.wrapping_div(y) }; } grad [Expr::from(1.0) / Y, -(Out / Y)];
+    /// x itself, as a constant to derivatives
+    Detach "detach" Num(x) { f32: x; i32: x; } grad none;
     /// −x
     Neg "neg" Num(x) { f32: -x; i32: x.wrapping_neg(); } grad [-1.0];
     /// |x|

@@ -26,6 +26,9 @@ pub struct Operand {
     pub strides: Dims,
 }
 
+/// Most arguments of a kernel that is launched without allocating; compilers keep to it.
+pub const MAX_ARGUMENTS: usize = 40;
+
 /// A value of a program: the index of the instruction that makes it.
 pub type ValueId = u16;
 

@@ -195,6 +195,25 @@ fn shapes_that_cross_blocks() {
         // Depthwise.
         Shape { groups: 24, ..Shape::simple(2, 24, 24, 9, 3, 1) },
         Shape { groups: 8, stride: [2, 2], ..Shape::simple(1, 8, 16, 15, 3, 1) },
+        // Depthwise with phases: several blocks of channels, planes that fill a part of a vector, positions out of any element's reach.
+        Shape { groups: 70, stride: [2, 2], ..Shape::simple(5, 70, 70, 7, 3, 1) },
+        Shape { groups: 3, stride: [3, 2], k: [2, 4], dilation: [1, 2], hw: [11, 37], ..Shape::simple(2, 3, 3, 0, 0, 1) },
+        Shape { groups: 2, stride: [4, 3], k: [1, 2], ..Shape::simple(2, 2, 2, 9, 0, 0) },
+        // Depthwise, with planes and rows larger than a tile.
+        Shape { groups: 2, hw: [150, 230], ..Shape::simple(1, 2, 2, 0, 3, 1) },
+        Shape { groups: 2, hw: [1, 17_000], k: [1, 3], ..Shape::simple(1, 2, 2, 0, 0, 1) },
+        // Phases of the input gradient: more of them than kernel elements, a dilation that shares a factor with the stride, a
+        // stride larger than the image, several blocks of channels and of rows.
+        Shape { stride: [2, 2], ..Shape::simple(3, 20, 30, 8, 1, 0) },
+        Shape { stride: [4, 6], dilation: [2, 4], hw: [23, 31], ..Shape::simple(2, 3, 5, 0, 3, 2) },
+        Shape { stride: [9, 9], ..Shape::simple(2, 3, 2, 5, 5, 2) },
+        Shape { stride: [2, 2], ..Shape::simple(3, 70, 200, 5, 3, 1) },
+        Shape { stride: [1, 2], hw: [3, 1400], ..Shape::simple(1, 8, 17, 0, 3, 1) },
+        // Few rows and whole vectors: right panels in a tile.
+        Shape::simple(3, 16, 32, 32, 3, 1),
+        Shape::simple(2, 5, 16, 16, 3, 1),
+        // Many weights and few positions: left panels where they lie.
+        Shape::simple(3, 200, 180, 2, 3, 1),
         // More padding than image.
         Shape::simple(2, 2, 3, 1, 3, 4),
     ];

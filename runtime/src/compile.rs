@@ -3,11 +3,11 @@
 use std::time::Instant;
 
 use slabwise_kernels::cpu::Isa;
-use slabwise_planner::{Dag, Options, plan_within};
+use slabwise_planner::{Bytes, Dag, Options, plan_within};
 
 use crate::error::{Error, Mistake, Result};
-use crate::graph::Graph;
-use crate::passes::{Clusters, Fuse, Simplify, fuse, legalise, lower, schedule, simplify};
+use crate::graph::{Graph, VariableInfo};
+use crate::passes::{Clusters, Fuse, Scheduled, Simplify, fuse, legalise, lower, remake, schedule, simplify};
 use crate::plan::{Again, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
@@ -29,13 +29,24 @@ pub struct CompileOptions {
     pub check_memory: bool,
 }
 
-/// Compiles a graph for a session, whose variables it may add to.
-pub(crate) fn compile(session: &mut Session, name: &str, graph: &Graph, started: Instant) -> Result<Compiled> {
+/// A program as far as it can be made without memory.
+pub(crate) struct Laid {
+    pub graph: Graph,
+    pub scheduled: Scheduled,
+    pub plan: Plan,
+    pub guard: u64,
+    /// What the budget leaves for the slab, if there is one.
+    pub room: Option<u64>,
+}
+
+/// Every stage up to a checked plan. Nothing is allocated but the plan itself.
+pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Instant) -> Result<Laid> {
     let internal = |e: String| Error::Internal(e);
     refuse_absurd_sizes(graph)?;
     debug_verify(graph)?;
     let options = session.options;
-    let graph = legalise(&simplify(graph, &options.simplify));
+    let graph = simplify(graph, &options.simplify);
+    let graph = legalise(&remake(&graph, options.fuse.recompute));
     debug_verify(&graph)?;
     let clusters: Clusters = fuse(&graph, &options.fuse);
     if cfg!(debug_assertions) {
@@ -45,10 +56,11 @@ pub(crate) fn compile(session: &mut Session, name: &str, graph: &Graph, started:
     let tasks = lower(&clusters).map_err(internal)?;
     let guard = if options.check_memory { GUARD } else { 0 };
     let mut scheduled = schedule(&graph, tasks, &session.config(), guard).map_err(internal)?;
-    let variables = session.adopt(&graph)?;
     let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
     let mut again = Again { once: offsets.height, floor: offsets.lower_bound, ..Again::default() };
-    if let Some(room) = session.room(offsets.height).filter(|&room| room < offsets.height) {
+    let beside = session.persistent_bytes_with(&graph)?;
+    let room = session.room(beside, offsets.height);
+    if let Some(room) = room.filter(|&room| room < offsets.height) {
         let within = plan_within(&scheduled.dag, offsets, room, &options.planner).map_err(|e| internal(e.to_string()))?;
         again.floor = within.floor;
         offsets = within.plan;
@@ -60,17 +72,32 @@ pub(crate) fn compile(session: &mut Session, name: &str, graph: &Graph, started:
     }
     let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
     let mut persistent = Persistent::default();
-    for &v in &variables {
-        let variable = &session.variables[v];
-        let sum = if variable.info.is_param { &mut persistent.weights } else { &mut persistent.state };
-        *sum += variable.region.bytes;
+    for info in &graph.variables {
+        *(if info.is_param { &mut persistent.weights } else { &mut persistent.state }) += variable_bytes(&graph, info)?;
     }
     let bounds: Vec<String> = graph.symbols.iter().map(|(n, max)| format!("{n} ≤ {max}")).collect();
-    let plan = Plan::new(name, session.device, bounds.join(", "), scheduled.dag.clone(), offsets, persistent, again);
-    let checked = slabwise_planner::check(&scheduled.dag, (**plan.offsets()).clone()).map_err(|v| internal(v.to_string()))?;
-    let mut compiled = Compiled::link(&graph, scheduled, &checked, &variables, plan, guard, session.id)?;
+    let plan = Plan::new(name, session.device, bounds.join(", "), scheduled.dag.clone(), offsets, persistent, again, started);
+    match room {
+        Some(room) if plan.slab_bytes() > room => Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside)),
+        _ => Ok(Laid { graph, scheduled, plan, guard, room }),
+    }
+}
+
+/// Compiles a graph for a session, whose variables it may add to.
+pub(crate) fn compile(session: &mut Session, name: &str, graph: &Graph, started: Instant) -> Result<Compiled> {
+    let Laid { graph, scheduled, plan, guard, room } = lay_out(session, name, graph, started)?;
+    let variables = session.adopt(&graph)?;
+    session.settle(room);
+    let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.id)?;
     compiled.plan.set_compile_seconds(started.elapsed().as_secs_f64());
     Ok(compiled)
+}
+
+/// The bytes of a weight or state.
+pub(crate) fn variable_bytes(graph: &Graph, info: &VariableInfo) -> Result<u64> {
+    let elements = info.dims.iter().try_fold(1u64, |n, d| n.checked_mul(u64::try_from(d.as_fixed()?).ok()?));
+    let bytes = elements.and_then(|n| n.checked_mul(info.dtype.bytes() as u64)).filter(|b| *b <= 1 << 60);
+    bytes.ok_or_else(|| Error::Value(format!("\"{}\" {}: its byte count overflows", info.name, graph.symbols.show(&info.dims))))
 }
 
 /// Tensors whose byte count is beyond any machine are mistakes of the model, with a line each.

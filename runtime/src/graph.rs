@@ -20,6 +20,8 @@ pub enum Phase {
     Forward,
     /// Made by differentiation.
     Backward,
+    /// What the user wrote, made a second time for the way back.
+    Again,
     /// Made by an optimizer.
     Update,
 }
@@ -33,6 +35,9 @@ pub struct Origin {
     pub layer: Arc<str>,
     /// Which part of the step.
     pub phase: Phase,
+    /// The segment whose inside the way back makes again ([`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint)), from 1;
+    /// 0 outside of all.
+    pub segment: u32,
 }
 
 /// One operation and its value.
@@ -74,8 +79,10 @@ pub struct VariableInfo {
     pub dims: Dims,
     /// What it holds at first.
     pub init: Init,
-    /// A weight, rather than state that accompanies weights.
+    /// Part of the model (a weight, a running statistic), rather than state that accompanies weights.
     pub is_param: bool,
+    /// Of a part of the model: whether gradients change it.
+    pub trained: bool,
 }
 
 impl VariableInfo {
@@ -87,6 +94,7 @@ impl VariableInfo {
             dims: param.sizes().clone(),
             init: param.init(),
             is_param: true,
+            trained: param.is_trained(),
         }
     }
 }
@@ -195,8 +203,10 @@ impl Graph {
             op if origin.layer.is_empty() => op.name().to_string(),
             op => format!("{}.{}", origin.layer, op.name()),
         };
-        if origin.phase == Phase::Backward && !name.contains("grad") {
-            name.push_str(".grad");
+        match origin.phase {
+            Phase::Backward if !name.contains("grad") => name.push_str(".grad"),
+            Phase::Again => name.push_str(".again"),
+            _ => {}
         }
         name
     }

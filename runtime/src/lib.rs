@@ -41,7 +41,7 @@ pub use shape::{Dim, Shape};
 pub use slabwise_kernels::dtype::DType;
 pub use slabwise_kernels::spec::Window;
 pub use slabwise_planner::Bytes;
-pub use tensor::{AxisSet, Operand, Tensor};
+pub use tensor::{AxisSet, Mask, Operand, Tensor, Tiles};
 pub use trace::{State, Trace};
 
 /// The program in the readme is compiled with the documentation tests.
@@ -55,7 +55,8 @@ pub mod prelude {
     pub use crate::ops::ConvGeometry;
     pub use crate::optim::Optimizer;
     pub use crate::{
-        Budget, Bytes, DType, Device, Dim, Init, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Trace, Window,
+        Budget, Bytes, DType, Device, Dim, Init, Mask, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Tiles, Trace,
+        Window,
     };
     pub use slabwise_kernels::dtype::DType::{Bool, F32, I32, U8};
 }

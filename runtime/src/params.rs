@@ -155,12 +155,28 @@ impl Scope {
     /// `compile` returns.
     #[track_caller]
     pub fn param(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
-        let param = self.describe(name, shape.into(), init);
+        self.declare(self.describe(name, shape.into(), init))
+    }
+
+    /// Declares an f32 value that belongs to the model as a parameter does, but that no gradient changes: a running statistic,
+    /// which layers replace through [`Trace::statistic`](crate::Trace::statistic).
+    #[track_caller]
+    pub fn statistic(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
+        self.declare(Param { trained: false, ..self.describe(name, shape.into(), init) })
+    }
+
+    #[track_caller]
+    fn declare(&self, param: Param) -> Param {
         let mut registry = self.params.registry();
-        match registry.declared.iter().find(|p| p.name == param.name).map(|p| p.dims.clone()) {
+        match registry.declared.iter().find(|p| p.name == param.name).map(|p| (p.dims.clone(), p.trained)) {
             None => registry.declared.push(param.clone()),
-            Some(dims) if dims == param.dims => {}
-            Some(dims) => {
+            Some(known) if known == (param.dims.clone(), param.trained) => {}
+            Some((dims, trained)) if trained != param.trained => {
+                drop(registry);
+                let (a, b) = (show(&dims), show(&param.dims));
+                self.mistake(format!("\"{}\" is declared as a parameter {a} and as a statistic {b}, or the other way round", param.name));
+            }
+            Some((dims, _)) => {
                 drop(registry);
                 let (a, b) = (show(&dims), show(&param.dims));
                 self.mistake(format!("parameter \"{}\" is declared as {a} and as {b}", param.name));
@@ -211,7 +227,7 @@ impl Scope {
                 }
             }
         }
-        Param { name: path, scope: self.clone(), dims, init }
+        Param { name: path, scope: self.clone(), dims, init, trained: true }
     }
 }
 
@@ -236,6 +252,7 @@ pub struct Param {
     scope: Scope,
     dims: Dims,
     init: Init,
+    trained: bool,
 }
 
 impl Param {
@@ -247,6 +264,11 @@ impl Param {
     /// What it holds at first.
     pub fn init(&self) -> Init {
         self.init
+    }
+
+    /// Whether gradients change it: not if it is a [statistic](Scope::statistic).
+    pub fn is_trained(&self) -> bool {
+        self.trained
     }
 
     /// The length of each axis.

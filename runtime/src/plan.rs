@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::time::Instant;
 
 use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets, TaskId};
 
@@ -37,13 +38,13 @@ pub struct Plan {
     bounds: String,
     dag: Dag,
     offsets: Checked<Offsets>,
-    without_in_place: u64,
     persistent: Persistent,
     again: Again,
     compile_s: f64,
 }
 
 impl Plan {
+    #[expect(clippy::too_many_arguments, reason = "one for each field")]
     pub(crate) fn new(
         name: &str,
         device: Device,
@@ -52,11 +53,22 @@ impl Plan {
         offsets: Checked<Offsets>,
         persistent: Persistent,
         again: Again,
+        started: Instant,
     ) -> Self {
-        let options = Options { in_place: false, order: OrderPolicy::MinPeak, ..Options::default() };
-        // What in-place saves is told by the same planner without it.
-        let without_in_place = slabwise_planner::plan(&dag, &options).map_or(offsets.height, |p| p.height);
-        Plan { name: name.into(), device, bounds, dag, offsets, without_in_place, persistent, again, compile_s: 0.0 }
+        Plan { name: name.into(), device, bounds, dag, offsets, persistent, again, compile_s: started.elapsed().as_secs_f64() }
+    }
+
+    /// The error for a plan that needs more than there may be, together with so many bytes of weights and state.
+    pub(crate) fn over_budget(&self, budget: Bytes, persistent: u64) -> Error {
+        Error::Budget {
+            program: self.name.clone(),
+            budget,
+            needed: Bytes(persistent.saturating_add(self.slab_bytes())),
+            persistent: Bytes(persistent),
+            slab: Bytes(self.slab_bytes()),
+            floor: Bytes(persistent.saturating_add(self.again.floor)),
+            holders: self.holders(5),
+        }
     }
 
     /// The program's name.
@@ -84,9 +96,10 @@ impl Plan {
         self.offsets.without_reuse
     }
 
-    /// The slab if no kernel wrote its result over an operand.
+    /// The slab if no kernel wrote its result over an operand: told by the same planner without it, which plans again for this.
     pub fn without_in_place_bytes(&self) -> u64 {
-        self.without_in_place
+        let options = Options { in_place: false, order: OrderPolicy::MinPeak, ..Options::default() };
+        slabwise_planner::plan(&self.dag, &options).map_or(self.slab_bytes(), |p| p.height)
     }
 
     /// How many kernels write a result over an operand.
@@ -119,16 +132,6 @@ impl Plan {
             (task.name.as_str(), Bytes(bytes), reader)
         };
         steps.into_iter().map(row).collect()
-    }
-
-    /// The slab if every kernel ran once.
-    pub(crate) fn once_bytes(&self) -> u64 {
-        self.again.once
-    }
-
-    /// The bytes no slab can do without.
-    pub(crate) fn floor_bytes(&self) -> u64 {
-        self.again.floor
     }
 
     /// Seconds the compilation took.
@@ -195,8 +198,9 @@ impl fmt::Display for Plan {
             Bytes(o.lower_bound),
             Bytes(o.without_reuse)
         )?;
-        let reuse = o.without_reuse.saturating_sub(self.without_in_place);
-        let in_place = self.without_in_place.saturating_sub(o.height);
+        let without_in_place = self.without_in_place_bytes();
+        let reuse = o.without_reuse.saturating_sub(without_in_place);
+        let in_place = without_in_place.saturating_sub(o.height);
         write!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;
         if !self.again.tasks.is_empty() {
             let saved = Bytes(self.again.once.saturating_sub(o.height));

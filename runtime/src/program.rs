@@ -6,7 +6,6 @@ use slabwise_kernels::cpu::Kernel;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
-use slabwise_planner::{Bytes, Checked, Plan as Offsets};
 
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
@@ -98,15 +97,8 @@ pub(crate) const GUARD: u64 = 64;
 
 impl Compiled {
     /// Puts kernels and checked offsets together: a program exists only with a plan that the checker accepted.
-    pub fn link(
-        graph: &Graph,
-        scheduled: Scheduled,
-        offsets: &Checked<Offsets>,
-        variables: &[usize],
-        plan: Plan,
-        guard: u64,
-        session: u64,
-    ) -> Result<Self> {
+    pub fn link(graph: &Graph, scheduled: Scheduled, variables: &[usize], plan: Plan, guard: u64, session: u64) -> Result<Self> {
+        let offsets = plan.offsets();
         let Scheduled { dag, tasks, kernels, nodes } = &scheduled;
         let buffers: Vec<PlannedBuffer> = nodes
             .iter()
@@ -271,19 +263,6 @@ impl Compiled {
         let step = &self.steps[step];
         let mistake = Mistake { location: step.origin.location, layer: step.origin.layer.to_string(), message: fault.to_string() };
         Error::Data { mistake }
-    }
-
-    /// A budget error, with the bill.
-    pub fn over_budget(&self, budget: u64, persistent: u64) -> Error {
-        Error::Budget {
-            program: self.name.to_string(),
-            budget: Bytes(budget),
-            needed: Bytes(persistent + self.slab_bytes),
-            persistent: Bytes(persistent),
-            slab: Bytes(self.slab_bytes),
-            floor: Bytes(persistent + self.plan.floor_bytes()),
-            holders: self.plan.holders(5),
-        }
     }
 }
 

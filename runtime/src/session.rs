@@ -9,11 +9,12 @@ use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
+use slabwise_kernels::spec::MAX_ARGUMENTS;
 use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Output};
-use crate::compile::{CompileOptions, compile};
+use crate::compile::{CompileOptions, compile, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
@@ -21,6 +22,7 @@ use crate::graph::{Graph, VariableInfo};
 use crate::memory::budget::Budget;
 use crate::memory::pool::Pool;
 use crate::params::Params;
+use crate::plan::Plan;
 use crate::program::{Compiled, Place, Planned, Program, lengths};
 use crate::tensor::Tensor;
 use crate::trace::Trace;
@@ -163,8 +165,27 @@ impl Session {
     /// All mistakes of the model together, or what of it cannot be planned.
     #[track_caller]
     pub fn compile<const N: usize>(&mut self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Program<N>> {
+        let graph = self.finished(trace, &outputs)?;
+        self.compile_graph(trace.name(), &graph)
+    }
+
+    /// Plans what a trace says for these outputs, as [`Session::compile`] would, but allocates neither weights nor slab: so a
+    /// program can be planned that is larger than this machine.
+    ///
+    /// # Errors
+    /// As [`Session::compile`].
+    #[track_caller]
+    pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
+        let started = Instant::now();
+        let graph = self.finished(trace, &outputs)?;
+        Ok(lay_out(self, trace.name(), &graph, started)?.plan)
+    }
+
+    /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.
+    #[track_caller]
+    fn finished(&self, trace: &Trace, outputs: &[Tensor<'_>]) -> Result<Graph> {
         let mut mistakes = self.params.mistakes();
-        let finished = trace.finish(&outputs);
+        let finished = trace.finish(outputs);
         if trace.params().is_some_and(|p| !p.same(&self.params)) {
             return Err(Error::Foreign(format!(
                 "\"{}\" uses parameters that were declared in other Params than this session's",
@@ -172,7 +193,7 @@ impl Session {
             )));
         }
         match finished {
-            Ok(graph) if mistakes.is_empty() => self.compile_graph(trace.name(), &graph),
+            Ok(graph) if mistakes.is_empty() => Ok(graph),
             Ok(_) => Err(Error::Trace(mistakes)),
             Err(more) => {
                 mistakes.extend(more);
@@ -190,19 +211,19 @@ impl Session {
             return Err(Error::Value(format!("\"{name}\" has {} outputs, {N} are expected", graph.outputs.len())));
         }
         let inner = compile(self, name, graph, Instant::now())?;
-        let room = self.room(inner.plan.once_bytes());
-        if let Some(room) = room.filter(|&room| inner.slab_bytes > room) {
-            let persistent = self.persistent_bytes();
-            return Err(inner.over_budget(persistent.saturating_add(room), persistent));
-        }
-        self.room = room.filter(|_| matches!(self.budget, Budget::Fraction(_)));
         self.grow_slab(inner.slab_bytes, name)?;
         Ok(Program { inner })
     }
 
-    /// The bytes that the budget leaves for a slab; `once` is what it needs if nothing is computed twice.
-    pub(crate) fn room(&self, once: u64) -> Option<u64> {
-        self.room.or_else(|| self.budget.room(self.persistent_bytes(), once))
+    /// The bytes that the budget leaves for a slab beside so many of weights and state; `once` is what it needs if nothing is
+    /// computed twice.
+    pub(crate) fn room(&self, persistent: u64, once: u64) -> Option<u64> {
+        self.room.or_else(|| self.budget.room(persistent, once))
+    }
+
+    /// The first program decides what a fraction comes to.
+    pub(crate) fn settle(&mut self, room: Option<u64>) {
+        self.room = room.filter(|_| matches!(self.budget, Budget::Fraction(_)));
     }
 
     fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
@@ -216,8 +237,8 @@ impl Session {
         Ok(())
     }
 
-    /// The indices of a graph's variables in this session; new ones are allocated and initialised.
-    pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
+    /// The variables of a graph that this session does not have yet, and the bytes of each.
+    fn fresh(&self, graph: &Graph) -> Result<Vec<(VariableInfo, u64)>> {
         let declared = self.params.declared().into_iter().map(|p| VariableInfo::of(&p));
         let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
         let mut fresh: Vec<VariableInfo> = Vec::new();
@@ -236,16 +257,36 @@ impl Session {
                 None => fresh.push(info),
             }
         }
-        let sized: Vec<(VariableInfo, u64)> = fresh
-            .into_iter()
-            .map(|info| {
-                let elements = info.dims.iter().try_fold(1u64, |n, d| n.checked_mul(u64::try_from(d.as_fixed()?).ok()?));
-                let bytes = elements.and_then(|n| n.checked_mul(info.dtype.bytes() as u64)).filter(|b| *b <= 1 << 60);
-                let shape = graph.symbols.show(&info.dims).to_string();
-                bytes.map(|b| (info.clone(), b)).ok_or_else(|| Error::Value(format!("\"{}\" {shape}: its byte count overflows", info.name)))
-            })
-            .collect::<Result<_>>()?;
-        let total = sized.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
+        let sized = fresh.into_iter().map(|info| variable_bytes(graph, &info).map(|bytes| (info, bytes)));
+        sized.collect()
+    }
+
+    /// Bytes of weights and state once a program of this graph is added, each rounded up to its alignment.
+    pub(crate) fn persistent_bytes_with(&self, graph: &Graph) -> Result<u64> {
+        Ok(self.persistent_bytes().saturating_add(self.room_for(&self.fresh(graph)?)?))
+    }
+
+    /// The indices of a graph's variables in this session; new ones are allocated and initialised.
+    pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
+        let sized = self.fresh(graph)?;
+        let total = self.room_for(&sized)?;
+        if total > 0 {
+            let arena = self.memory.reserve(total).map_err(|e| out_of_memory("weights and state", e))?;
+            let mut at = 0;
+            for (info, bytes) in sized {
+                let region = arena.part(at, bytes);
+                at += bytes.next_multiple_of(ALIGN);
+                crate::init::fill(&info, self.params.seed(), &mut self.memory, &region);
+                self.by_name.insert(info.name.clone(), self.variables.len());
+                self.variables.push(Variable { info, region });
+            }
+        }
+        Ok(graph.variables.iter().map(|v| self.by_name[&v.name]).collect())
+    }
+
+    /// The bytes of new variables, each rounded up to its alignment, if the budget has room for them.
+    fn room_for(&self, fresh: &[(VariableInfo, u64)]) -> Result<u64> {
+        let total = fresh.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
         let total = total.ok_or_else(|| Error::Value("the byte count of all weights and state overflows".into()))?;
         let needed = Bytes(self.persistent_bytes().saturating_add(total));
         if let Budget::Bytes(budget) = self.budget
@@ -261,18 +302,7 @@ impl Session {
                 holders: "weights and state alone".into(),
             });
         }
-        if total > 0 {
-            let arena = self.memory.reserve(total).map_err(|e| out_of_memory("weights and state", e))?;
-            let mut at = 0;
-            for (info, bytes) in sized {
-                let region = arena.part(at, bytes);
-                at += bytes.next_multiple_of(ALIGN);
-                crate::init::fill(&info, self.params.seed(), &mut self.memory, &region);
-                self.by_name.insert(info.name.clone(), self.variables.len());
-                self.variables.push(Variable { info, region });
-            }
-        }
-        Ok(graph.variables.iter().map(|v| self.by_name[&v.name]).collect())
+        Ok(total)
     }
 
     /// Runs a program on these inputs, inside the slab. The outputs can be looked at until the next run.
@@ -292,7 +322,7 @@ impl Session {
         for (at, step) in inner.steps.iter().enumerate() {
             let workspace = place(step.workspace);
             peak = peak.max(step.workspace.offset + step.workspace.bytes);
-            let args: SmallVec<[Region; 16]> = step
+            let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
                 .places
                 .iter()
                 .map(|p| match *p {
@@ -309,7 +339,7 @@ impl Session {
             let started = self.profile.as_ref().map(|_| Instant::now());
             step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
-                profile[at] += started.elapsed().as_secs_f64();
+                profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
             if inner.guard > 0 {
                 crate::checks::after(self, inner, slab, at)?;
@@ -484,14 +514,13 @@ impl Session {
         Ok(given)
     }
 
-    /// Runs a program `steps` times and returns the mean seconds of each of its kernels, in the order of
+    /// Runs a program `steps` times and returns the seconds that each of its kernels took at its fastest, in the order of
     /// [`Plan::steps`](crate::Plan::steps).
     pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<f64>> {
-        self.profile = Some(vec![0.0; program.inner.steps.len()]);
-        let result = (0..steps).try_for_each(|_| self.run(program, &feed).map(|_| ()));
-        let sums = self.profile.take().unwrap_or_default();
-        result?;
-        Ok(sums.into_iter().map(|s| s / f64::from(steps.max(1))).collect())
+        self.profile = Some(vec![f64::INFINITY; program.inner.steps.len()]);
+        let result = (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
+        let fastest = self.profile.take().unwrap_or_default();
+        result.map(|()| fastest)
     }
 
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte

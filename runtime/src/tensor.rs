@@ -3,10 +3,14 @@
 //! Methods are grouped by kind in the files below. Every method records a mistake rather than failing: see
 //! [`trace`](crate::trace).
 
+mod attention;
+mod einsum;
 mod elementwise;
 mod index;
 mod join;
 mod loss;
+mod norm;
+mod order;
 mod product;
 mod reduce;
 #[cfg(test)]
@@ -26,6 +30,7 @@ use crate::ops::{Emit, Given, NodeId, Op, infer};
 use crate::params::Param;
 use crate::trace::{Line, Trace};
 
+pub use attention::{Mask, Tiles};
 pub use reduce::AxisSet;
 
 /// The id of what a mistake gave.
@@ -63,6 +68,23 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn apply<M: Module + ?Sized>(self, layer: &M) -> Tensor<'t> {
         layer.forward(self)
+    }
+
+    /// The result of a segment of a model whose inside the way back makes again rather than keeps: of everything between
+    /// this tensor and what `segment` gives, no byte is held from the way forward to the way back, at the price of computing it
+    /// twice. Results are the same bits. Random numbers come out the same again; assignments of state happen once. What leaves
+    /// the segment otherwise, as a variable of a closure or an output, is kept; a segment in a segment is part of it.
+    ///
+    /// Gradient checkpointing: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # let trace = Trace::training();
+    /// # let x = trace.input("x", F32, (2, 3));
+    /// let y = x.checkpoint(|x| x.exp().tanh());
+    /// ```
+    pub fn checkpoint(self, segment: impl FnOnce(Tensor<'t>) -> Tensor<'t>) -> Tensor<'t> {
+        self.trace.segment(|| segment(self))
     }
 
     pub(crate) fn is_poisoned(self) -> bool {

@@ -17,7 +17,7 @@ use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use crate::error::Mistake;
-use crate::graph::{Graph, InputInfo, Origin, Phase};
+use crate::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
 use crate::ops::{Emit, NodeId, Op};
 use crate::optim::{Optimizer, Weight};
 use crate::params::{Param, Params};
@@ -43,15 +43,25 @@ struct Building {
     mistakes: Vec<Mistake>,
     /// Where the parameters come from.
     params: Option<Params>,
-    /// The node of each variable, and whether it is assigned already.
-    variables: Vec<(NodeId, bool)>,
+    variables: Vec<Held>,
     /// How many random operations there are.
     streams: u32,
     /// Whether nodes belong to an optimizer.
     updating: bool,
+    /// How many segments the way back makes again, and whether nodes belong to the last of them.
+    segments: u32,
+    in_segment: bool,
     /// The line reported for calls made by this library itself, where the caller's line is lost: inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
     stand_in: Option<Line>,
+}
+
+/// A variable of the trace.
+struct Held {
+    /// Its value when the step begins.
+    node: NodeId,
+    /// The node that assigns it, if one does.
+    assigned: Option<NodeId>,
 }
 
 impl Building {
@@ -156,16 +166,31 @@ impl Trace {
         self.read_param(param, Location::caller())
     }
 
+    /// A [statistic](crate::Scope::statistic) of the model as state: its value, and what replaces it.
+    #[track_caller]
+    pub fn statistic(&self, statistic: &Param) -> State<'_> {
+        let at = Location::caller();
+        if statistic.is_trained() {
+            let message = format!("\"{}\" is a parameter: what changes it is an optimizer", statistic.name());
+            return State::mistaken(self.fail(at, statistic.layer(), message));
+        }
+        self.variable_of(statistic, at)
+    }
+
     pub(crate) fn read_param(&self, param: &Param, at: Line) -> Tensor<'_> {
+        self.variable_of(param, at).value()
+    }
+
+    fn variable_of(&self, param: &Param, at: Line) -> State<'_> {
         let foreign = {
             let mut building = self.building.borrow_mut();
             !building.params.get_or_insert_with(|| param.params().clone()).same(param.params())
         };
         if foreign {
-            return self.fail(at, param.layer(), format!("parameter \"{}\" belongs to other Params than those used before", param.name()));
+            let message = format!("parameter \"{}\" belongs to other Params than those used before", param.name());
+            return State::mistaken(self.fail(at, param.layer(), message));
         }
-        let info = state::variable(param.shared_name().clone(), DType::F32, param.sizes().clone(), param.init(), true);
-        self.declare(at, param.layer(), info).value()
+        self.declare(at, param.layer(), VariableInfo::of(param))
     }
 
     /// One value everywhere. Numbers that the type cannot hold are mistakes.
@@ -266,9 +291,8 @@ impl Trace {
                 graph.nodes[i].inputs.iter().for_each(|input| needed[input.at()] = true);
             }
         }
-        let is_weight = |(v, (node, _)): &(usize, &(NodeId, bool))| graph.variables[*v].is_param && needed.get(node.at()) == Some(&true);
-        let found: Vec<(usize, NodeId)> =
-            building.variables.iter().enumerate().filter(is_weight).map(|(v, (node, _))| (v, *node)).collect();
+        let is_weight = |(v, held): &(usize, &Held)| graph.variables[*v].trained && needed.get(held.node.at()) == Some(&true);
+        let found: Vec<(usize, NodeId)> = building.variables.iter().enumerate().filter(is_weight).map(|(v, held)| (v, held.node)).collect();
         let nodes: Vec<NodeId> = found.iter().map(|(_, node)| *node).collect();
         let gradients = autodiff::gradients(graph, loss.id, &nodes);
         let tensor = |id| Tensor { trace: self, id };
@@ -281,7 +305,8 @@ impl Trace {
             building.mistake(at, "", "minimize: the loss has no gradient with respect to any parameter".into());
             return None;
         }
-        let twice: Vec<usize> = weights.iter().map(|w| w.variable() as usize).filter(|&v| building.variables[v].1).collect();
+        let twice: Vec<usize> =
+            weights.iter().map(|w| w.variable() as usize).filter(|&v| building.variables[v].assigned.is_some()).collect();
         for &v in &twice {
             let name = building.graph.variables[v].name.clone();
             building.mistake(at, "", format!("minimize: parameter \"{name}\" is updated a second time"));
@@ -349,8 +374,9 @@ impl Trace {
         let mut building = self.building.borrow_mut();
         let location = building.user_line(at);
         let phase = if building.updating { Phase::Update } else { Phase::Forward };
+        let segment = if building.in_segment { building.segments } else { 0 };
         let graph = &mut building.graph;
-        graph.set_origin(Origin { location, layer: layer.clone(), phase });
+        graph.set_origin(Origin { location, layer: layer.clone(), phase, segment });
         let start = graph.nodes.len();
         let built = build(graph).and_then(|id| fits(graph, start).map(|()| id));
         match built {
@@ -382,6 +408,21 @@ impl Trace {
         };
         let result = work();
         self.building.borrow_mut().stand_in = before;
+        result
+    }
+
+    /// What is recorded during `work` is a segment of which the way back makes again what it needs. A segment inside of
+    /// another is part of that one.
+    pub(crate) fn segment<R>(&self, work: impl FnOnce() -> R) -> R {
+        let outermost = {
+            let mut building = self.building.borrow_mut();
+            let outermost = !building.in_segment;
+            building.segments += u32::from(outermost);
+            building.in_segment = true;
+            outermost
+        };
+        let result = work();
+        self.building.borrow_mut().in_segment = !outermost;
         result
     }
 

@@ -209,7 +209,8 @@ impl File {
     /// # Errors
     ///
     /// [`WeightsError::Read`] when there is no such readable file, [`WeightsError::Malformed`] when its header is damaged or
-    /// does not agree with its length, [`WeightsError::UnsupportedDType`] for element types other than f32, i32, u8, bool.
+    /// does not agree with its length, [`WeightsError::UnsupportedDType`] for element types other than f32, i32, u8, bool. The
+    /// 64-bit counters `num_batches_tracked` of PyTorch's batch norms are passed over.
     pub fn open(path: impl AsRef<Path>) -> Result<File, WeightsError> {
         let path = path.as_ref();
         let read = || -> io::Result<Vec<u8>> {
@@ -230,6 +231,10 @@ impl File {
         let mut tensors = BTreeMap::new();
         for tensor in info.offset_keys() {
             let Some(found) = info.info(&tensor) else { continue };
+            // PyTorch's batch norms count their batches, in 64 bits, for an average that nothing here takes.
+            if found.dtype == Dtype::I64 && found.shape.is_empty() && tensor.ends_with("num_batches_tracked") {
+                continue;
+            }
             let Some(dtype) = from_format(found.dtype) else {
                 return Err(WeightsError::UnsupportedDType { path: path.to_owned(), tensor, dtype: found.dtype.to_string() });
             };

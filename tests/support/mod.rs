@@ -51,7 +51,7 @@ pub fn dims(lengths: &[usize]) -> Dims {
 #[track_caller]
 pub fn graph() -> Graph {
     let mut graph = Graph::default();
-    graph.set_origin(Origin { location: std::panic::Location::caller(), layer: "".into(), phase: Phase::Forward });
+    graph.set_origin(Origin { location: std::panic::Location::caller(), layer: "".into(), phase: Phase::Forward, segment: 0 });
     graph
 }
 
@@ -66,7 +66,14 @@ pub fn input(graph: &mut Graph, dtype: DType, dims: &Dims) -> NodeId {
 pub fn variable(graph: &mut Graph, dtype: DType, dims: &Dims, init: Init) -> NodeId {
     let at = graph.variables.len() as u32;
     let is_param = dtype.is_float();
-    graph.variables.push(VariableInfo { name: format!("variable{at}").into(), dtype, dims: dims.clone(), init, is_param });
+    graph.variables.push(VariableInfo {
+        name: format!("variable{at}").into(),
+        dtype,
+        dims: dims.clone(),
+        init,
+        is_param,
+        trained: is_param,
+    });
     graph.emit(Op::Variable(at), &[], dtype, dims.clone())
 }
 

@@ -4,10 +4,12 @@
 //! of the kernel. A block of the product needs a small part of it: that part is copied, with its zero padding, into
 //! a [`tile`] in the workspace, where the element for any output position and kernel element is found by adding one offset each. The forward
 //! product and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient walks the tile in
-//! place ([`weight_grad`]). The idea of lowering inside the packing is that of cuDNN's implicit GEMM (Chetlur et al., 2014),
+//! place ([`weight_grad`]). Where every channel is a group of its own no product is left, and loops over the tile's rows take its
+//! place ([`depthwise`]). The idea of lowering inside the packing is that of cuDNN's implicit GEMM (Chetlur et al., 2014),
 //! the addressing by offsets that of the indirect convolution (Dukhan, 2019).
 
 mod columns;
+mod depthwise;
 mod tile;
 mod weight_grad;
 
@@ -25,6 +27,8 @@ pub(crate) struct Conv2d {
     micro: &'static Micro,
     threads: usize,
     space: Space,
+    /// Whether every channel is a group of its own.
+    depthwise: bool,
 }
 
 impl Conv2d {
@@ -34,7 +38,9 @@ impl Conv2d {
         let code = TileCode::new(spec, config)?;
         let micro = Micro::of(config.isa);
         let sizes = Sizes::new(body, bound);
+        let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
         let space = match body.kind {
+            _ if depthwise => depthwise::space(&sizes, micro, body.kind),
             ConvKind::WeightGrad => weight_grad::space(&sizes, micro),
             _ => columns::space(&sizes, micro),
         };
@@ -42,7 +48,7 @@ impl Conv2d {
         if space.right.max(space.left) > i32::MAX as usize {
             return Err(SpecError(format!("a convolution that needs a tile of {} elements", space.right.max(space.left))));
         }
-        Ok(Conv2d { code, micro, threads: config.threads.max(1), space })
+        Ok(Conv2d { code, micro, threads: config.threads.max(1), space, depthwise })
     }
 
     pub fn workspace(&self) -> u64 {
@@ -56,6 +62,8 @@ impl Conv2d {
         // SAFETY: by the contract of `run`.
         unsafe {
             match body.kind {
+                ConvKind::WeightGrad if self.depthwise => depthwise::weight_grad(&call),
+                _ if self.depthwise => depthwise::run(&call),
                 ConvKind::WeightGrad => weight_grad::run(&call),
                 _ => columns::run(&call),
             }
@@ -131,15 +139,9 @@ impl Sizes {
         let (ci, co) = (body.ci.usize_at(env) / body.groups, body.co.usize_at(env) / body.groups);
         let axis = |i: usize| {
             let (image, result) = (body.hw[i].usize_at(env), body.ohw[i].usize_at(env));
-            let (taps, stride, dilation, pad) = (body.k[i], body.stride[i], body.dilation[i], body.pad[i] as isize);
-            match body.kind {
-                // The gradient is spread over the positions that the forward step kept, and the kernel is turned around.
-                ConvKind::InputGrad => {
-                    let pad = ((taps - 1) * dilation) as isize - pad;
-                    Axis { out: image, source: result, taps, dilation, step: 1, spread: stride, pad, turned: true }
-                }
-                _ => Axis { out: result, source: image, taps, dilation, step: stride, spread: 1, pad, turned: false },
-            }
+            let geometry = [body.k[i], body.stride[i], body.dilation[i], body.pad[i]];
+            let make = if body.kind == ConvKind::InputGrad { Axis::backward } else { Axis::forward };
+            make(image, result, geometry)
         };
         let (source, other) = if body.kind == ConvKind::InputGrad { (co, ci) } else { (ci, co) };
         let fixed = [body.ci, body.co].iter().chain(&body.hw).chain(&body.ohw).all(|s| s.as_fixed().is_some());

@@ -3,6 +3,7 @@
 pub(super) mod drive;
 pub(super) mod micro;
 pub(super) mod pack;
+pub(super) mod planes;
 mod simd;
 
 use std::ops::Range;
@@ -12,7 +13,7 @@ use super::{Config, Launch, SpecError};
 use crate::size::{Env, Size};
 use crate::spec::{Body, Operand, Spec};
 use drive::{Blocking, MicroPanel, Product, Room, Space, drive};
-use micro::{Left, Micro};
+use micro::{Left, Micro, Right};
 use pack::Source;
 
 /// Most steps of the contracted axis in a block: a right micro-panel of so many steps stays in L2 beside the left panels.
@@ -231,7 +232,9 @@ impl Strided<'_> {
 }
 
 impl Product for Strided<'_> {
-    const INDIRECT: bool = false;
+    fn indirect(&self) -> bool {
+        false
+    }
 
     fn groups(&self) -> usize {
         self.sizes[0]
@@ -274,25 +277,25 @@ impl Product for Strided<'_> {
         }
     }
 
-    unsafe fn panel(&self, row: usize, block: usize, left: *const f32) -> Left {
+    unsafe fn panel(&self, _group: usize, _rows: &Range<usize>, row: usize, block: usize, left: *const f32) -> Left {
         // SAFETY: `row` rows are packed before it.
         Left { base: unsafe { left.add(row * self.depth(block).len()) }, rows: std::ptr::null(), steps: std::ptr::null() }
     }
 
     unsafe fn right(&self, _group: usize, _strip: usize, _block: usize, _to: *mut f32) {}
 
-    unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> (*const f32, usize) {
+    unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> Right {
         let depth = self.depth(at.block);
         let [step, stride] = self.b.strides;
         let origin = self.origin(at.group);
         let from = self.b.at(&origin[..self.spec.dims.len() - 2], depth.start, at.columns.start, self.env);
         // Read once and in whole vectors: packing would only be another pass.
         if stride == 1 && step >= 0 && at.panels == 1 && at.columns.len() == at.width {
-            return (from, step as usize);
+            return Right::packed(from, step as usize);
         }
         // SAFETY: the columns and steps lie inside the operand, and the buffer takes `depth · width` elements.
         unsafe { (self.micro.pack)(Source { at: from, stride, step }, at.columns.len(), depth.len(), to, at.width) };
-        (to, at.width)
+        Right::packed(to, at.width)
     }
 
     unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8) {

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::memory::{Memory, Region};
 use crate::size::Env;
-use crate::spec::{Access, Body, Dims, Operand, Spec};
+use crate::spec::{Access, Body, Dims, MAX_ARGUMENTS, Operand, Spec};
 
 /// What kernels are prepared for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +139,7 @@ impl Kernel {
     pub fn run(&self, memory: &mut Memory, args: &[Region], workspace: &Region, env: &Env, team: &Team) -> Result<(), Fault> {
         assert!(team.threads() <= self.threads, "a team of {} runs a kernel prepared for {}", team.threads(), self.threads);
         self.check(args, workspace, env);
-        let addresses: SmallVec<[*mut u8; 16]> = args.iter().map(|r| memory.address(r)).collect();
+        let addresses: SmallVec<[*mut u8; MAX_ARGUMENTS]> = args.iter().map(|r| memory.address(r)).collect();
         let launch = Launch { args: &addresses, workspace: memory.address(workspace), env, team };
         // SAFETY: `check` proved that every access lies inside its region and that written regions overlap nothing else;
         // `memory` is borrowed exclusively for the whole run.

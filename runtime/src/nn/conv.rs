@@ -95,3 +95,37 @@ impl Module for Conv2d {
         }
     }
 }
+
+/// The transpose of a convolution, which enlarges images: `[n, inputs, h, w] → [n, outputs, (h − 1)·stride + k, …]`. Weight
+/// `[inputs, outputs, k, k]`, bias `[outputs]`.
+#[derive(Clone, Debug)]
+pub struct ConvTranspose2d {
+    geometry: ConvGeometry,
+    weight: Param,
+    bias: Param,
+}
+
+impl ConvTranspose2d {
+    /// Declares `weight` and `bias`, both uniform in ±1/√(outputs·k²) at first. Stride 1, no padding.
+    #[track_caller]
+    pub fn new(at: Scope, inputs: usize, outputs: usize, k: usize) -> Self {
+        let (fan_in, dims) = weight(outputs, inputs, k);
+        let weight = at.param("weight", dims, Init::kaiming_uniform(fan_in));
+        let bias = at.param("bias", (outputs,), Init::kaiming_uniform(fan_in));
+        ConvTranspose2d { geometry: ConvGeometry::default(), weight, bias }
+    }
+
+    /// With this distance between the places that neighbours of the input write to.
+    pub fn stride(mut self, stride: usize) -> Self {
+        self.geometry.stride = [stride, stride];
+        self
+    }
+}
+
+impl Module for ConvTranspose2d {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let bias = x.trace().param(&self.bias);
+        x.conv_transpose2d(&self.weight, self.geometry) + bias.reshape((self.bias.dims()[0], 1, 1))
+    }
+}

@@ -3,14 +3,24 @@
 //!
 //! The layers here are `#[track_caller]`, so that a mistake names the line of the model, not a line of this library.
 
+mod attention;
+mod batch_norm;
 mod conv;
+mod embedding;
 mod linear;
+mod lstm;
+mod norm;
 mod plain;
 mod sequential;
 
-pub use conv::Conv2d;
+pub use attention::MultiHeadAttention;
+pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d};
+pub use conv::{Conv2d, ConvTranspose2d};
+pub use embedding::{Embedding, LearnedPositions};
 pub use linear::Linear;
-pub use plain::{AvgPool2d, Dropout, Flatten, Gelu, GlobalAvgPool, MaxPool2d, Relu, Sigmoid, Silu, Tanh};
+pub use lstm::Lstm;
+pub use norm::{GroupNorm, LayerNorm, RmsNorm};
+pub use plain::{AdaptiveAvgPool2d, AvgPool2d, Dropout, Flatten, Gelu, GlobalAvgPool, MaxPool2d, Relu, Relu6, Sigmoid, Silu, Tanh};
 pub use sequential::Sequential;
 
 use crate::tensor::Tensor;

@@ -22,6 +22,8 @@ macro_rules! plain {
 plain! {
     /// See [`Tensor::relu`].
     Relu |x| x.relu();
+    /// Between 0 and 6; see [`Tensor::clamp`].
+    Relu6 |x| x.clamp(0.0, 6.0);
     /// See [`Tensor::gelu`].
     Gelu |x| x.gelu();
     /// See [`Tensor::silu`].
@@ -32,6 +34,8 @@ plain! {
     Sigmoid |x| x.sigmoid();
     /// See [`Tensor::global_avg_pool`].
     GlobalAvgPool |x| x.global_avg_pool();
+    /// Windows that divide the image into so many rows and columns; see [`Tensor::adaptive_avg_pool2d`].
+    AdaptiveAvgPool2d([usize; 2]) |x, size| x.adaptive_avg_pool2d(size);
     /// Joins the axes from the given one on; see [`Tensor::flatten`].
     Flatten(usize) |x, from| x.flatten(from);
     /// Drops with the given probability; see [`Tensor::dropout`].

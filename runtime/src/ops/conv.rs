@@ -65,6 +65,28 @@ pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) ->
     Ok((DType::F32, Dims::from_slice(&[x.dims[0], Size::fixed(co), Size::fixed(oh), Size::fixed(ow)])))
 }
 
+/// The shape of the image whose convolution with a weight `[in, out/groups, kh, kw]` has the shape of `x`, `[n, in, h, w]`: the
+/// smallest, where a stride leaves a choice.
+pub fn transposed(c: &ConvGeometry, [x, w]: [&Dims; 2], symbols: &Symbols) -> Result<Dims, String> {
+    let say = |why: &str| format!("conv_transpose2d {} with weight {}: {why}", symbols.show(x), symbols.show(w));
+    let fixed: Option<Vec<i64>> = x.iter().skip(1).chain(w).map(|d| d.as_fixed()).collect();
+    let Some([channels, h, wd, of_weight, per_group, kh, kw]) = fixed.as_deref().and_then(|f| <[i64; 7]>::try_from(f).ok()) else {
+        return Err(say("image [n, in, h, w], with the batch alone of bounded length, and weight [in, out/groups, kh, kw] are needed"));
+    };
+    if channels != of_weight || h == 0 || wd == 0 {
+        return Err(say("the image does not have the channels of the weight, or no pixel"));
+    }
+    let int = |n: usize| i64::try_from(n).ok();
+    let axis = |n: i64, k: i64, i: usize| {
+        let span = int(c.dilation[i])?.checked_mul(k.checked_sub(1)?)?.checked_add(1)?;
+        let reach = (n - 1).checked_mul(int(c.stride[i])?)?.checked_add(span)?;
+        reach.checked_sub(int(c.pad[i])?.checked_mul(2)?).filter(|&n| n > 0)
+    };
+    let lengths = int(c.groups).and_then(|g| per_group.checked_mul(g)).zip(axis(h, kh, 0)).zip(axis(wd, kw, 1));
+    let ((out, oh), ow) = lengths.ok_or_else(|| say("nothing is left of the image, or it is too large"))?;
+    Ok(Dims::from_slice(&[x[0], Size::fixed(out), Size::fixed(oh), Size::fixed(ow)]))
+}
+
 fn emit_like(g: &mut dyn Emit, op: Op, inputs: &[NodeId], like: NodeId) -> NodeId {
     let dims = g.dims(like).clone();
     g.emit(op, inputs, DType::F32, dims)

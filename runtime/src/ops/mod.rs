@@ -22,7 +22,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, PoolKind, ReduceOp, Window};
 use smallvec::SmallVec;
 
-pub use conv::ConvGeometry;
+pub use conv::{ConvGeometry, transposed as transposed_conv};
 pub use emit::{Emit, NodeId};
 pub use rules::{Given, Gradients, Rule, gradient, infer};
 

@@ -9,16 +9,24 @@
 //! A kernel is one of: a loop over points; a loop with reductions, whose results may be used beside the points again
 //! (*rows*); or an *anchor* (matrix product, convolution, pooling, gather) with a loop behind it, its epilogue.
 
-use std::collections::HashSet;
-use std::fmt;
+mod clusters;
+mod inline;
+mod merge;
 
-use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Dims, PoolKind};
+use std::collections::HashSet;
+
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::spec::{MAX_ARGUMENTS, PoolKind};
 use smallvec::SmallVec;
 
 use super::layout::{AxisMap, is_computed, trace_axes};
-use crate::graph::Graph;
+use crate::graph::{Graph, Node};
 use crate::ops::{NodeId, Op};
+pub(super) use clusters::Edge;
+use clusters::Place;
+pub use clusters::{Cluster, Clusters};
+pub(super) use inline::wide;
+use inline::{inline_nodes, recomputed};
 
 /// Which fusions are allowed; each can be switched off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,92 +41,42 @@ pub struct Fuse {
     pub epilogues: bool,
     /// Independent kernels over one space that share an operand become one.
     pub siblings: bool,
+    /// What several kernels use is computed and stored by the first of them, rather than by a kernel before.
+    pub stored: bool,
+    /// What is cheap to make of tensors in memory is made anew where it is used: by each of several kernels, and on the way back
+    /// rather than kept from the way forward (see [`super::remake`]).
+    pub recompute: bool,
 }
 
 impl Default for Fuse {
     fn default() -> Self {
-        Fuse { elementwise: true, reductions: true, rows: true, epilogues: true, siblings: true }
+        Fuse { elementwise: true, reductions: true, rows: true, epilogues: true, siblings: true, stored: true, recompute: true }
     }
 }
 
 impl Fuse {
     /// Every node in a kernel of its own.
     pub fn none() -> Self {
-        Fuse { elementwise: false, reductions: false, rows: false, epilogues: false, siblings: false }
+        Fuse { elementwise: false, reductions: false, rows: false, epilogues: false, siblings: false, stored: false, recompute: false }
     }
 }
 
 /// The longest row, in elements, that a rows kernel keeps at hand; longer ones are read again by a second kernel.
 const ROW_MAX: i64 = 1 << 16;
-/// Most nodes in a kernel, and most operands: what keeps its registers and its argument list small.
+/// Most nodes in a kernel, and most operands: what keeps its registers and its argument list small. Beside the operands there
+/// are at most four arguments of an anchor.
 const MEMBERS_MAX: usize = 96;
-const OPERANDS_MAX: usize = 15;
-
-/// One kernel: the nodes it computes.
-#[derive(Clone, Debug, Default)]
-pub struct Cluster {
-    /// The points it runs over.
-    pub space: Dims,
-    /// Which axes of `space` its reductions fold.
-    pub reduced: SmallVec<[bool; 6]>,
-    /// The operation that is not pointwise, if there is one.
-    pub anchor: Option<NodeId>,
-    /// The positions that a max pooling stores beside its values.
-    pub positions: Option<NodeId>,
-    /// What it computes, in topological order; the anchor too.
-    pub members: Vec<NodeId>,
-}
-
-/// Where a node is in its kernel's space.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Place {
-    /// The kernel.
-    pub cluster: usize,
-    /// For each axis of the node, the axis of the space along it.
-    pub axes: AxisMap,
-    /// For a reduction: the same for its operand.
-    pub operand_axes: Option<AxisMap>,
-}
-
-/// An operand of a node, seen through views.
-#[derive(Clone, Debug)]
-pub(super) struct Edge {
-    /// The node whose value it is.
-    pub source: NodeId,
-    /// For each axis of the source, the axis of the operand along it; `None` if views do more than rename and repeat.
-    pub axes: Option<AxisMap>,
-}
-
-/// A graph divided into kernels.
-#[derive(Clone, Debug)]
-pub struct Clusters {
-    /// The graph.
-    pub graph: Graph,
-    /// The kernels; empty ones were merged away.
-    pub list: Vec<Cluster>,
-    pub(super) places: Vec<Option<Place>>,
-    pub(super) edges: Vec<SmallVec<[Edge; 3]>>,
-    /// Cheap values without tensor operands (numbers, indices, random bits) that every kernel computes for itself.
-    pub(super) inline: Vec<bool>,
-    /// Which values are written to memory.
-    pub(super) stored: Vec<bool>,
-}
+const OPERANDS_MAX: usize = MAX_ARGUMENTS - 8;
 
 /// Divides a graph, which [`super::legalise`] has seen, into kernels.
 pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
-    let edges: Vec<SmallVec<[Edge; 3]>> = graph
-        .ids()
-        .map(|id| {
-            let seen = |&i: &NodeId| {
-                let (source, axes) = trace_axes(graph, i);
-                Edge { source, axes }
-            };
-            if graph.node(id).op.is_view() { SmallVec::new() } else { graph.node(id).inputs.iter().map(seen).collect() }
-        })
-        .collect();
-    let inline = inline_nodes(graph, &edges);
-    let mut builder =
-        Builder { graph, options, users: users(graph, &edges), edges, inline, list: Vec::new(), places: vec![None; graph.nodes.len()] };
+    let edges = edges(graph);
+    let mut inline = inline_nodes(graph, &edges);
+    let users = users(graph, &edges);
+    if options.recompute {
+        recomputed(graph, &edges, &users, &mut inline);
+    }
+    let mut builder = Builder { graph, options, users, edges, inline, list: Vec::new(), places: vec![None; graph.nodes.len()] };
     for id in graph.ids().rev() {
         let op = &graph.node(id).op;
         if (is_computed(op) && !builder.inline[id.at()]) || matches!(op, Op::CheckIndex { .. }) {
@@ -126,11 +84,25 @@ pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
         }
     }
     builder.pair_positions();
+    builder.part_rows();
     builder.finish()
 }
 
+/// What each node takes, views skipped; views take nothing.
+pub(super) fn edges(graph: &Graph) -> Vec<SmallVec<[Edge; 3]>> {
+    let seen = |&i: &NodeId| {
+        let (source, axes) = trace_axes(graph, i);
+        Edge { source, axes }
+    };
+    let of = |node: &Node| if node.op.is_view() { SmallVec::new() } else { node.inputs.iter().map(seen).collect() };
+    graph.nodes.iter().map(of).collect()
+}
+
+/// Nodes that take a node's value, each with the position among its operands.
+pub(super) type Users = SmallVec<[(NodeId, usize); 4]>;
+
 /// Operand positions that take each node's value, views skipped.
-fn users(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<SmallVec<[(NodeId, usize); 4]>> {
+pub(super) fn users(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<Users> {
     let mut users = vec![SmallVec::new(); graph.nodes.len()];
     for id in graph.ids() {
         for (k, edge) in edges[id.at()].iter().enumerate() {
@@ -140,40 +112,13 @@ fn users(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<SmallVec<[(NodeId,
     users
 }
 
-/// Values made of numbers, indices and random bits alone, whose every use can make them anew.
-fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<bool> {
-    let mut inline = vec![false; graph.nodes.len()];
-    for id in graph.ids() {
-        let sources = &edges[id.at()];
-        let made = |e: &Edge| inline[e.source.at()] && e.axes.is_some();
-        inline[id.at()] = match &graph.node(id).op {
-            Op::Const(_) | Op::Size(_) | Op::Index(_) => true,
-            Op::Uniform { .. } => matches!(graph.node(sources[0].source).op, Op::Variable(_)) && made(&sources[1]),
-            Op::Scalar(_) | Op::Cast(_) => sources.iter().all(made),
-            _ => false,
-        };
-    }
-    // A use that needs the value in memory makes it a node like any other, and so everything computed from it there.
-    for id in graph.ids().rev() {
-        let op = &graph.node(id).op;
-        let needs_memory = !op.is_pointwise() && !matches!(op, Op::Reduce(..) | Op::Uniform { .. });
-        for edge in &edges[id.at()] {
-            let leaf = matches!(graph.node(edge.source).op, Op::Const(_) | Op::Size(_));
-            if !leaf && (needs_memory || edge.axes.is_none()) {
-                inline[edge.source.at()] = false;
-            }
-        }
-    }
-    for output in &graph.outputs {
-        inline[output.at()] = false;
-    }
-    inline
-}
+/// Kernels, each with the axes that a node has in it, if it can be there.
+type Uses = SmallVec<[(usize, Option<AxisMap>); 4]>;
 
 struct Builder<'a> {
     graph: &'a Graph,
     options: &'a Fuse,
-    users: Vec<SmallVec<[(NodeId, usize); 4]>>,
+    users: Vec<Users>,
     edges: Vec<SmallVec<[Edge; 3]>>,
     inline: Vec<bool>,
     list: Vec<Cluster>,
@@ -182,7 +127,8 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn visit(&mut self, id: NodeId) {
-        if let Some((cluster, axes)) = self.joinable(id)
+        if !self.is_partial_sum(id)
+            && let Some((cluster, axes)) = self.joinable(id)
             && self.join(id, cluster, axes)
         {
             return;
@@ -190,47 +136,70 @@ impl Builder<'_> {
         self.open(id);
     }
 
-    /// The one kernel in which all uses of the node see it point by point, and its axes there.
-    fn joinable(&mut self, id: NodeId) -> Option<(usize, AxisMap)> {
-        let mut found: Option<AxisMap> = None;
-        let mut clusters: SmallVec<[usize; 4]> = SmallVec::new();
-        for k in 0..self.users[id.at()].len() {
-            let (user, operand) = self.users[id.at()][k];
-            if matches!(self.graph.node(user).op, Op::Assign(_)) {
-                continue;
-            }
-            let (cluster, axes) = self.seen_from(user, operand)?;
-            if found.as_ref().is_some_and(|f| *f != axes) {
-                return None;
-            }
-            found = Some(axes);
-            if !clusters.contains(&cluster) {
-                clusters.push(cluster);
-            }
-        }
-        let axes = found?;
-        clusters.sort_unstable();
-        let first = clusters[0];
-        for &other in &clusters[1..] {
-            if !self.merge_siblings(first, other) {
-                return None;
-            }
-        }
-        Some((first, axes))
+    /// Whether a sum gets one more product, and then the next sum another: then each product is added by its own kernel, to
+    /// what there is so far, so that one sum is in memory rather than all products at once.
+    fn is_partial_sum(&self, id: NodeId) -> bool {
+        let adds_product = |sum: NodeId| {
+            let own = |edge: &Edge| {
+                let product = matches!(self.graph.node(edge.source).op, Op::Matmul | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_));
+                let in_order = edge.axes.as_ref().is_some_and(|axes| axes.iter().flatten().is_sorted());
+                product && in_order && self.users[edge.source.at()].len() == 1 && wide(self.graph, self.graph.node(sum), edge)
+            };
+            self.graph.node(sum).op == Op::Scalar(ScalarOp::Add) && self.edges[sum.at()].iter().any(own)
+        };
+        let [(user, _)] = self.users[id.at()][..] else { return false };
+        self.options.epilogues && adds_product(id) && adds_product(user)
     }
 
-    /// The kernel of a use and the axes the operand has there, if the use is pointwise.
-    fn seen_from(&self, user: NodeId, operand: usize) -> Option<(usize, AxisMap)> {
-        let place = self.places[user.at()].as_ref()?;
-        let op = &self.graph.node(user).op;
-        let axes = match op {
-            Op::Reduce(..) => place.operand_axes.as_ref()?,
-            op if op.is_pointwise() => &place.axes,
-            _ => return None,
+    /// The kernel that the node may join, and its axes there: the one that has all its uses, made of several if need be; else
+    /// the largest of those that no other use comes before, which then stores it for the others. `None` if there is none, or a
+    /// use is in no kernel.
+    fn joinable(&mut self, id: NodeId) -> Option<(usize, AxisMap)> {
+        let mut uses = self.uses(id)?;
+        if self.merge_all(&uses) {
+            uses = self.uses(id)?;
+        }
+        if let [(only, axes)] = &uses[..] {
+            return Some((*only, axes.clone()?));
+        }
+        let before_all = |at: usize| uses.iter().all(|(other, _)| *other == at || !self.reaches(*other, at));
+        let points = |at: usize| self.list[at].space.iter().fold(1i64, |n, d| n.saturating_mul(d.at(&self.graph.symbols.bounds())));
+        let candidates = uses.iter().filter(|(at, axes)| self.options.stored && axes.is_some() && before_all(*at));
+        let (at, axes) = candidates.max_by_key(|(at, _)| points(*at))?;
+        Some((*at, axes.clone()?))
+    }
+
+    /// The kernels that use a node, with the axes it has there; none where it is needed in memory.
+    fn uses(&self, id: NodeId) -> Option<Uses> {
+        let mut uses = Uses::new();
+        let mut add = |cluster: usize, axes: Option<AxisMap>| match uses.iter_mut().find(|(c, _)| *c == cluster) {
+            Some((_, known)) if *known != axes => *known = None,
+            Some(_) => {}
+            None => uses.push((cluster, axes)),
         };
-        let edge = &self.edges[user.at()][operand];
-        let through = edge.axes.as_ref()?;
-        Some((place.cluster, through.iter().map(|a| a.and_then(|a| axes[usize::from(a)])).collect()))
+        for &(user, operand) in &self.users[id.at()] {
+            let through = &self.edges[user.at()][operand].axes;
+            let seen = |axes: &AxisMap| -> Option<AxisMap> {
+                Some(through.as_ref()?.iter().map(|a| a.and_then(|a| axes[usize::from(a)])).collect())
+            };
+            match &self.graph.node(user).op {
+                Op::Assign(_) => {}
+                _ if self.inline[user.at()] => {
+                    self.uses(user)?.into_iter().for_each(|(cluster, axes)| add(cluster, axes.as_ref().and_then(seen)));
+                }
+                op => {
+                    let place = self.places[user.at()].as_ref()?;
+                    let axes = match op {
+                        Op::Reduce(..) => place.operand_axes.as_ref(),
+                        op if op.is_pointwise() => Some(&place.axes),
+                        _ => None,
+                    };
+                    add(place.cluster, axes.and_then(seen));
+                }
+            }
+        }
+        uses.sort_unstable_by_key(|(cluster, _)| *cluster);
+        Some(uses)
     }
 
     /// Adds the node to a kernel if the kernel's form allows it.
@@ -247,10 +216,15 @@ impl Builder<'_> {
                 let allowed = if c.anchor.is_some() { self.options.epilogues } else { self.options.elementwise };
                 // Points beside reductions make a rows kernel when they use a folded value; they do not make one by being reduced.
                 let ok = allowed && (full || folded) && (c.anchor.is_some() || !c.reduced.contains(&true) || self.options.reductions);
-                if ok {
+                let rows = !ok && !full && self.makes_rows(id, cluster, &axes);
+                if rows {
+                    let c = &mut self.list[cluster];
+                    (0..c.space.len()).for_each(|s| c.reduced[s] = !c.space[s].is(1) && !axes.contains(&Some(s as u8)));
+                }
+                if ok || rows {
                     self.put(id, cluster, axes, None);
                 }
-                ok
+                ok || rows
             }
             _ => self.join_anchor(id, cluster, axes),
         }
@@ -293,15 +267,38 @@ impl Builder<'_> {
         true
     }
 
-    /// Whether a reduction may join work over the points it folds: always if only folded values use it; else rows must be
-    /// short and contiguous in the way the tensor is written.
-    fn rows_allowed(&self, id: NodeId, cluster: usize, folds: &[usize]) -> bool {
+    /// Whether a node that is flat along trailing axes of a kernel over points comes, pointwise, from a reduction along them
+    /// that could join that kernel: the mean behind a sum. If the reduction stays out in the end, [`Builder::part_rows`] undoes it.
+    fn makes_rows(&self, id: NodeId, cluster: usize, axes: &AxisMap) -> bool {
         let c = &self.list[cluster];
-        let has_points = c.members.iter().any(|&m| {
-            let place = self.places[m.at()].as_ref().expect("members are placed");
-            !matches!(self.graph.node(m).op, Op::Reduce(..)) && covers(c, &place.axes, |_| true)
-        });
-        if !has_points {
+        let kept: SmallVec<[usize; 6]> = axes.iter().flatten().map(|a| usize::from(*a)).collect();
+        let leading = kept.iter().copied().eq(0..kept.len());
+        if c.anchor.is_some() || c.reduced.contains(&true) || !self.options.reductions || kept.is_empty() || !leading {
+            return false;
+        }
+        let folded = &c.space[kept.len()..];
+        let mut at = id;
+        // A chain of nodes of one shape: the reduction, and what is made of it with numbers and parameters.
+        while self.graph.node(at).op.is_pointwise() {
+            let above = self.edges[at.at()].iter().map(|e| e.source).find(|s| {
+                let node = self.graph.node(*s);
+                (node.op.is_pointwise() || matches!(node.op, Op::Reduce(..)))
+                    && !self.inline[s.at()]
+                    && node.dims == self.graph.node(id).dims
+            });
+            let Some(above) = above else { return false };
+            at = above;
+        }
+        let Op::Reduce(_, folds) = &self.graph.node(at).op else { return false };
+        let over = &self.graph.node(self.graph.node(at).inputs[0]).dims;
+        let folds: SmallVec<[usize; 6]> = (0..over.len()).filter(|i| folds.contains(i) && !over[*i].is(1)).collect();
+        folds.iter().map(|&i| over[i]).eq(folded.iter().copied()) && self.rows_allowed(at, cluster, &folds)
+    }
+
+    /// Whether a reduction may join work over the points it folds: always if none of that work needs it; else rows must be short
+    /// and contiguous in the way the tensor is written, for they are passed over again.
+    fn rows_allowed(&self, id: NodeId, cluster: usize, folds: &[usize]) -> bool {
+        if !self.points_follow(id, cluster) {
             return true;
         }
         let dims = &self.graph.node(self.graph.node(id).inputs[0]).dims;
@@ -309,6 +306,25 @@ impl Builder<'_> {
         let bounds = self.graph.symbols.bounds();
         let row = folds.iter().fold(1i64, |n, &i| n.saturating_mul(dims[i].at(&bounds)));
         self.options.rows && trailing && row <= ROW_MAX
+    }
+
+    /// Whether work over the points of a kernel depends on a node.
+    fn points_follow(&self, id: NodeId, cluster: usize) -> bool {
+        let mut stack: Vec<NodeId> = vec![id];
+        let mut seen = HashSet::from([id]);
+        while let Some(at) = stack.pop() {
+            for &(user, _) in &self.users[at.at()] {
+                let inside = self.places[user.at()].as_ref().filter(|p| p.cluster == cluster);
+                let folds = matches!(self.graph.node(user).op, Op::Reduce(..));
+                if inside.is_some_and(|place| !folds && covers(&self.list[cluster], &place.axes, |_| true)) {
+                    return true;
+                }
+                if (inside.is_some() || self.inline[user.at()]) && seen.insert(user) {
+                    stack.push(user);
+                }
+            }
+        }
+        false
     }
 
     fn join_anchor(&mut self, id: NodeId, cluster: usize, axes: AxisMap) -> bool {
@@ -391,112 +407,15 @@ impl Builder<'_> {
         self.put(id, self.list.len() - 1, axes, operand_axes);
     }
 
-    /// Makes two loops over one space into one, if neither needs the other's results.
-    fn merge_siblings(&mut self, a: usize, b: usize) -> bool {
-        let (x, y) = (&self.list[a], &self.list[b]);
-        let loops = x.anchor.is_none() && y.anchor.is_none();
-        let small = x.members.len() + y.members.len() <= MEMBERS_MAX && self.operands(a).union(&self.operands(b)).count() <= OPERANDS_MAX;
-        if !self.options.siblings || !loops || !small || x.space != y.space || x.reduced != y.reduced && !self.one_is_rows(a, b) {
-            return false;
-        }
-        if self.shares_container(&x.members, &y.members) || self.reaches(a, b) || self.reaches(b, a) {
-            return false;
-        }
-        let moved = std::mem::take(&mut self.list[b]);
-        let into = &mut self.list[a];
-        for (r, m) in into.reduced.iter_mut().zip(&moved.reduced) {
-            *r |= m;
-        }
-        into.members.extend(&moved.members);
-        for m in moved.members {
-            self.places[m.at()].as_mut().expect("members are placed").cluster = a;
-        }
-        true
-    }
-
-    /// Whether parts of one concatenation or padding are among both: one kernel may write only one part of a buffer.
-    fn shares_container(&self, a: &[NodeId], b: &[NodeId]) -> bool {
-        let container = |m: &NodeId| {
-            self.users[m.at()].iter().map(|u| u.0).find(|u| matches!(self.graph.node(*u).op, Op::Concat { .. } | Op::Pad { .. }))
-        };
-        a.iter().filter_map(container).any(|c| b.iter().filter_map(container).any(|d| c == d))
-    }
-
-    /// One kernel folds, the other does not, and the first's folds may stand beside the second's points.
-    fn one_is_rows(&self, a: usize, b: usize) -> bool {
-        let (plain, folding) = if self.list[a].reduced.contains(&true) { (b, a) } else { (a, b) };
-        if self.list[plain].reduced.contains(&true) || !self.options.rows {
-            return false;
-        }
-        let c = &self.list[folding];
-        let bounds = self.graph.symbols.bounds();
-        let trailing = c.reduced.windows(2).all(|w| !w[0] || w[1]);
-        let row = c.space.iter().zip(&c.reduced).filter(|(_, r)| **r).fold(1i64, |n, (d, _)| n.saturating_mul(d.at(&bounds)));
-        trailing && row <= ROW_MAX
-    }
-
-    /// Whether a kernel's results are needed, directly or not, by another.
-    fn reaches(&self, from: usize, to: usize) -> bool {
-        let mut seen = HashSet::from([from]);
-        let mut stack = vec![from];
-        while let Some(at) = stack.pop() {
-            for &m in &self.list[at].members {
-                let mut nodes: SmallVec<[NodeId; 8]> = self.users[m.at()].iter().map(|u| u.0).collect();
-                while let Some(user) = nodes.pop() {
-                    match &self.places[user.at()] {
-                        Some(place) if place.cluster == to && at != to => return true,
-                        Some(place) => {
-                            if seen.insert(place.cluster) {
-                                stack.push(place.cluster);
-                            }
-                        }
-                        // Concatenations and paddings lead on to whoever reads them.
-                        None => nodes.extend(self.users[user.at()].iter().map(|u| u.0)),
-                    }
-                }
-            }
-        }
-        false
-    }
-
-    /// What a kernel reads and writes beside its members' values, as (node, is it stored here).
-    fn operands(&self, cluster: usize) -> HashSet<(NodeId, bool)> {
-        let mut set = HashSet::new();
-        for &m in &self.list[cluster].members {
-            self.add_operands(m, cluster, &mut set);
-        }
-        set
-    }
-
-    fn operands_with(&self, cluster: usize, id: NodeId) -> usize {
-        let mut set = self.operands(cluster);
-        self.add_operands(id, cluster, &mut set);
-        set.remove(&(id, false));
-        set.len()
-    }
-
-    fn add_operands(&self, id: NodeId, cluster: usize, set: &mut HashSet<(NodeId, bool)>) {
-        let outside = |n: NodeId| self.places[n.at()].as_ref().is_none_or(|p| p.cluster != cluster);
-        let mut sources: SmallVec<[NodeId; 8]> = self.edges[id.at()].iter().map(|e| e.source).collect();
-        while let Some(source) = sources.pop() {
-            if self.inline[source.at()] {
-                sources.extend(self.edges[source.at()].iter().map(|e| e.source));
-            } else if outside(source) {
-                set.insert((source, false));
-            }
-        }
-        let users = &self.users[id.at()];
-        let stored = self.graph.outputs.contains(&id) || users.iter().any(|(u, _)| outside(*u));
-        if stored {
-            set.insert((id, true));
-        }
-    }
-
     /// A max pooling and the positions of its maxima read the same windows: one kernel writes both.
     fn pair_positions(&mut self) {
         for id in self.graph.ids() {
             let Op::Pool2d(PoolKind::ArgMax, window) = self.graph.node(id).op else { continue };
             let Some(place) = self.places[id.at()].clone() else { continue };
+            // Positions are written by the pooling itself, into a buffer.
+            if self.users[id.at()].iter().any(|(user, _)| matches!(self.graph.node(*user).op, Op::Assign(_))) {
+                continue;
+            }
             let twin = self.graph.ids().find(|&t| {
                 let node = self.graph.node(t);
                 matches!(node.op, Op::Pool2d(PoolKind::Max, w) if w == window)
@@ -519,21 +438,32 @@ impl Builder<'_> {
         }
     }
 
-    fn finish(self) -> Clusters {
-        let Builder { graph, users, edges, inline, mut list, mut places, .. } = self;
-        // Emptied kernels go; the others keep their order, which runs from the last to the first: turn it.
-        let mut renamed = vec![usize::MAX; list.len()];
-        let mut kept = Vec::new();
-        for (at, cluster) in list.iter_mut().enumerate().rev() {
-            if !cluster.members.is_empty() {
-                cluster.members.sort_unstable();
-                renamed[at] = kept.len();
-                kept.push(std::mem::take(cluster));
+    /// Where no reduction came into a kernel that was to become rows, what is flat along its rows gets a kernel of its own.
+    fn part_rows(&mut self) {
+        for at in 0..self.list.len() {
+            let c = &mut self.list[at];
+            let folds = |m: &NodeId| matches!(self.graph.node(*m).op, Op::Reduce(..));
+            if c.anchor.is_some() || !c.reduced.contains(&true) || c.members.iter().any(folds) {
+                continue;
+            }
+            let kept: SmallVec<[usize; 6]> = (0..c.space.len()).filter(|&s| !c.reduced[s]).collect();
+            c.reduced.fill(false);
+            let covering = |m: &NodeId| covers(c, &self.places[m.at()].as_ref().expect("members are placed").axes, |_| true);
+            let (full, flat): (Vec<NodeId>, Vec<NodeId>) = c.members.iter().partition(|m| covering(m));
+            let space = kept.iter().map(|&s| c.space[s]).collect();
+            c.members = full;
+            let apart = Cluster { space, reduced: SmallVec::from_elem(false, kept.len()), members: flat.clone(), ..Cluster::default() };
+            self.list.push(apart);
+            for m in flat {
+                // The kept axes lead, so that they keep their numbers.
+                self.places[m.at()].as_mut().expect("members are placed").cluster = self.list.len() - 1;
             }
         }
-        for place in places.iter_mut().flatten() {
-            place.cluster = renamed[place.cluster];
-        }
+    }
+
+    fn finish(self) -> Clusters {
+        let Builder { graph, users, edges, inline, mut list, places, .. } = self;
+        list.iter_mut().for_each(|cluster| cluster.members.sort_unstable());
         let mut stored = vec![false; graph.nodes.len()];
         for id in graph.ids() {
             let Some(place) = &places[id.at()] else { continue };
@@ -541,7 +471,7 @@ impl Builder<'_> {
             let plain = |u: &(NodeId, usize)| !matches!(graph.node(u.0).op, Op::Assign(_));
             stored[id.at()] = graph.outputs.contains(&id) || users[id.at()].iter().filter(|u| plain(u)).any(elsewhere);
         }
-        Clusters { graph: graph.clone(), list: kept, places, edges, inline, stored }
+        Clusters { graph: graph.clone(), list, places, edges, inline, stored }.in_order()
     }
 }
 
@@ -552,80 +482,4 @@ fn covers(c: &Cluster, axes: &AxisMap, which: impl Fn(bool) -> bool) -> bool {
         let wanted = usize::from(which(c.reduced[s]) && !c.space[s].is(1));
         named == wanted || (c.space[s].is(1) && named <= 1)
     })
-}
-
-impl Clusters {
-    /// Checks that every computed node that is used has one kernel, and that the kernels are free of circles.
-    pub fn verify(&self) -> Result<(), String> {
-        let mut quotient = petgraph::graph::DiGraph::<(), ()>::new();
-        let nodes: Vec<_> = self.list.iter().map(|_| quotient.add_node(())).collect();
-        let mut count = vec![0; self.graph.nodes.len()];
-        for (at, cluster) in self.list.iter().enumerate() {
-            for &m in &cluster.members {
-                count[m.at()] += 1;
-                for source in self.sources(m) {
-                    match &self.places[source.at()] {
-                        Some(p) if p.cluster != at => {
-                            quotient.update_edge(nodes[p.cluster], nodes[at], ());
-                        }
-                        _ => {}
-                    }
-                }
-            }
-        }
-        if let Some(id) = self.graph.ids().find(|id| count[id.at()] > 1 || (count[id.at()] == 1) != self.places[id.at()].is_some()) {
-            return Err(format!("{} is in {} kernels", self.graph.name(id), count[id.at()]));
-        }
-        petgraph::algo::toposort(&quotient, None).map(|_| ()).map_err(|c| format!("kernel {} needs its own result", c.node_id().index()))
-    }
-
-    /// The computed nodes and leaves a node takes, through inlined values, concatenations and paddings.
-    pub(super) fn sources(&self, id: NodeId) -> Vec<NodeId> {
-        let mut found = Vec::new();
-        let mut stack: Vec<NodeId> = self.edges[id.at()].iter().map(|e| e.source).collect();
-        while let Some(source) = stack.pop() {
-            let container = matches!(self.graph.node(source).op, Op::Concat { .. } | Op::Pad { .. });
-            if self.inline[source.at()] || container {
-                stack.extend(self.edges[source.at()].iter().map(|e| e.source));
-            } else {
-                found.push(source);
-            }
-        }
-        found
-    }
-
-    /// A name for a kernel: its anchor's, or its last member's, and how many further nodes it does.
-    pub(super) fn name(&self, cluster: usize) -> String {
-        let c = &self.list[cluster];
-        let lead = c
-            .anchor
-            .or_else(|| c.members.iter().copied().find(|m| matches!(self.graph.node(*m).op, Op::Reduce(..))))
-            .unwrap_or(*c.members.last().expect("kernels have members"));
-        let extra = c.members.len() - 1;
-        let updates = c.members.iter().any(|m| self.graph.origin(*m).phase == crate::graph::Phase::Update);
-        let mut name = self.graph.name(lead);
-        if extra > 0 {
-            name += &format!(" +{extra}");
-        }
-        if updates && self.graph.origin(lead).phase != crate::graph::Phase::Update {
-            name += " & update";
-        }
-        name
-    }
-}
-
-impl fmt::Display for Clusters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, c) in self.list.iter().enumerate() {
-            let axis = |(d, r): (&Size, &bool)| format!("{}{}", d.show(|s| self.graph.symbols.name(s)), if *r { "↓" } else { "" });
-            let space: Vec<String> = c.space.iter().zip(&c.reduced).map(axis).collect();
-            let members: Vec<String> = c
-                .members
-                .iter()
-                .map(|m| format!("%{} {}{}", m.0, self.graph.node(*m).op.name(), if self.stored[m.at()] { "*" } else { "" }))
-                .collect();
-            writeln!(f, "kernel {at} [{}] {}: {}", space.join(", "), self.name(at), members.join(", "))?;
-        }
-        Ok(())
-    }
 }

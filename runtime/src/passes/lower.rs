@@ -100,6 +100,26 @@ fn copy_to_variable(graph: &Graph, id: NodeId, variable: u32, after: Vec<usize>)
     Some(Task { name: format!("{}.update", graph.variables[variable as usize].name), spec, args, after, in_place: vec![], node: id })
 }
 
+/// A value that does not vary along the reduced axes is stored once per point of the kept ones. Where it is to be stored at
+/// every point all the same, it is chosen there between itself and itself.
+fn spread(spec: &mut Spec) {
+    let (folded, kept) = (spec.folded(), spec.dims.len() - spec.reduced);
+    for at in 0..spec.stores.len() {
+        let Store { value, operand } = spec.stores[at];
+        if !folded[usize::from(value)] || spec.operands[usize::from(operand)].strides[kept..].iter().all(|s| s.is(0)) {
+            continue;
+        }
+        let mut along: Dims = SmallVec::from_elem(Size::ZERO, spec.dims.len());
+        along[kept..].fill(Size::ONE);
+        spec.indices.push(along);
+        let first = spec.code.len() as ValueId;
+        let index = Inst::Index(spec.indices.len() as u16 - 1);
+        let everywhere = Inst::Op(ScalarOp::Eq, [first, first, 0]);
+        spec.code.extend([index, everywhere, Inst::Op(ScalarOp::Select, [first + 1, value, value])]);
+        spec.stores[at].value = first + 2;
+    }
+}
+
 /// The lowering of one kernel.
 struct Lowering<'a> {
     clusters: &'a Clusters,
@@ -162,7 +182,7 @@ impl<'a> Lowering<'a> {
         }
         let (body, mut args) = self.body()?;
         args.append(&mut self.args);
-        let spec = Spec {
+        let mut spec = Spec {
             body,
             dims: self.dims.clone(),
             reduced: c.reduced.iter().filter(|r| **r).count(),
@@ -171,6 +191,7 @@ impl<'a> Lowering<'a> {
             code: std::mem::take(&mut self.code),
             stores,
         };
+        spread(&mut spec);
         let in_place = in_place_pairs(&spec, &args);
         let node = *c.members.last().expect("kernels have members");
         Some(Task { name: self.clusters.name(self.cluster), spec, args, after: vec![], in_place, node })
@@ -244,10 +265,14 @@ impl<'a> Lowering<'a> {
 
     /// Operand `k` of a pointwise member or reduction at the points of this kernel.
     fn value(&mut self, user: NodeId, k: usize) -> Option<ValueId> {
+        let place = self.clusters.places[user.at()].as_ref()?;
+        self.read(user, k, place.operand_axes.as_ref().unwrap_or(&place.axes))
+    }
+
+    /// Operand `k` of a node, made here, kept from before, or loaded; `seen` are the operand's axes in the space.
+    fn read(&mut self, user: NodeId, k: usize, seen: &AxisMap) -> Option<ValueId> {
         let clusters = self.clusters;
         let edge = &clusters.edges[user.at()][k];
-        let place = clusters.places[user.at()].as_ref()?;
-        let seen = place.operand_axes.as_ref().unwrap_or(&place.axes);
         if clusters.inline[edge.source.at()] {
             let axes = edge.axes.as_ref().map(|axes| axes.iter().map(|a| a.and_then(|a| seen[usize::from(a)])).collect());
             return self.inline(edge.source, axes.unwrap_or_default());
@@ -269,17 +294,12 @@ impl<'a> Lowering<'a> {
         Some(known.map_or_else(|| self.push(Inst::Load(at)), |at| at as ValueId))
     }
 
-    /// A value without tensor operands, made here; `axes` are the node's axes in the space.
+    /// A value that every kernel makes for itself; `axes` are the node's axes in the space.
     fn inline(&mut self, id: NodeId, axes: AxisMap) -> Option<ValueId> {
         if let Some(&value) = self.made.get(&(id, axes.clone())) {
             return Some(value);
         }
         let graph = self.graph;
-        let clusters = self.clusters;
-        let below = |k: usize| -> AxisMap {
-            let through = clusters.edges[id.at()][k].axes.clone().unwrap_or_default();
-            through.iter().map(|a| a.and_then(|a| axes[usize::from(a)])).collect()
-        };
         let node = graph.node(id);
         let value = match &node.op {
             Op::Const(value) => self.push(Inst::Const(*value)),
@@ -298,19 +318,18 @@ impl<'a> Lowering<'a> {
                 self.push(Inst::Index(at as u16))
             }
             Op::Uniform { stream } => {
-                let state = self.variable_operand(clusters.edges[id.at()][0].source);
-                let index = self.inline(clusters.edges[id.at()][1].source, below(1))?;
+                let state = self.variable_operand(self.clusters.edges[id.at()][0].source);
+                let index = self.read(id, 1, &axes)?;
                 self.push(Inst::Uniform { state, stream: *stream, index })
             }
             Op::Cast(to) => {
-                let source = clusters.edges[id.at()][0].source;
-                let value = self.inline(source, below(0))?;
-                self.cast(value, graph.node(source).dtype, *to)
+                let value = self.read(id, 0, &axes)?;
+                self.cast(value, graph.node(node.inputs[0]).dtype, *to)
             }
             Op::Scalar(op) => {
                 let mut args = [0; 3];
                 for (k, arg) in args[..node.inputs.len()].iter_mut().enumerate() {
-                    *arg = self.inline(clusters.edges[id.at()][k].source, below(k))?;
+                    *arg = self.read(id, k, &axes)?;
                 }
                 self.push(Inst::Op(*op, args))
             }

@@ -1,11 +1,12 @@
 //! The way of a program from graph to kernels. Each stage is a type, so none can be left out or run out of order:
-//! `Graph` → [`autodiff`] → [`mod@simplify`] → [`legalise`] → [`Clusters`] → [`Task`]s → [`Scheduled`] → plan → check → program.
+//! `Graph` → [`autodiff`] → [`mod@simplify`] → [`mod@remake`] → [`legalise`] → [`Clusters`] → [`Task`]s → [`Scheduled`] → plan → check → program.
 
 pub mod autodiff;
 mod cost;
 mod fuse;
 mod layout;
 mod lower;
+mod remake;
 mod schedule;
 pub mod simplify;
 mod update;
@@ -13,5 +14,6 @@ mod update;
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
 pub use layout::legalise;
 pub use lower::{Arg, Task, lower};
+pub use remake::remake;
 pub use schedule::{Scheduled, schedule};
 pub use simplify::{Simplify, simplify};

@@ -106,7 +106,7 @@ fn buffer(graph: &Graph, id: NodeId, guard: u64) -> Result<Buffer, String> {
     let kind = match origin.phase {
         _ if is_input => Kind::Input,
         _ if is_output => Kind::Output,
-        Phase::Forward => Kind::Activation,
+        Phase::Forward | Phase::Again => Kind::Activation,
         Phase::Backward | Phase::Update => Kind::Gradient,
     };
     let bytes = elements(&node.dims)

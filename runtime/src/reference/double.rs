@@ -14,6 +14,7 @@ pub(super) fn scalar(op: ScalarOp, args: &[f64]) -> f64 {
         ScalarOp::Div => x / y,
         ScalarOp::Neg => -x,
         ScalarOp::Abs => x.abs(),
+        ScalarOp::Detach => x,
         ScalarOp::Sign if x == 0.0 || x.is_nan() => x,
         ScalarOp::Sign => x.signum(),
         ScalarOp::Min | ScalarOp::Max if x.is_nan() || y.is_nan() => f64::NAN,

@@ -81,6 +81,8 @@ macro_rules! binary {
 }
 
 unary! {
+    /// x itself, as a constant to [`Trace::gradients`](crate::Trace::gradients): no gradient flows back through it.
+    detach Detach;
     /// |x|
     abs Abs;
     /// −1, 0 or 1; NaN stays NaN.

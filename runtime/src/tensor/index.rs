@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use super::{Tensor, check_index, checked, no_axis};
 use crate::graph::Graph;
 use crate::ops::{Emit, NodeId, Op};
+use crate::shape::elements;
 
 /// Refuses what is not an index.
 pub(super) fn require_index(g: &Graph, what: &str, index: NodeId) -> Result<(), String> {
@@ -66,6 +67,26 @@ impl<'t> Tensor<'t> {
             let index = g.reshape(ids[1], &column);
             let index = g.broadcast(index, &dims);
             checked(g, Op::Gather { axis }, &[ids[0], index])
+        })
+    }
+
+    /// The rows of this table `[count, width]` that an index `[…]` names: `[…, width]`.
+    #[track_caller]
+    pub fn embed(self, index: Tensor<'t>) -> Tensor<'t> {
+        let at = Location::caller();
+        let table = self.require(at, |g, x| match g.dims(x).len() {
+            2 => Ok(()),
+            _ => Err(format!("embed by rows of {}: a table [count, width] is needed", g.symbols.show(g.dims(x)))),
+        });
+        let flat = self.trace.record(at, &[index], |g, ids| {
+            let n = elements(g.dims(ids[0])).ok_or("embed: the number of indices has no form as one size")?;
+            Ok(g.reshape(ids[0], &Dims::from_slice(&[n])))
+        });
+        let rows = table.index_select(0, flat);
+        self.trace.record(at, &[rows, index], |g, ids| {
+            let mut dims = g.dims(ids[1]).clone();
+            dims.push(g.dims(ids[0])[1]);
+            Ok(g.reshape(ids[0], &dims))
         })
     }
 

@@ -19,11 +19,17 @@ impl<'t> Tensor<'t> {
         self.max_keep(axis).ceil()
     }
 
+    /// eˣ along an axis, scaled so that the largest lies in 1/e..=1.
+    #[track_caller]
+    pub(super) fn exponentials(self, axis: usize) -> Tensor<'t> {
+        let x = self.require_float_axis(Location::caller(), "softmax", axis);
+        (x - x.level(axis)).exp()
+    }
+
     /// eˣ/Σeˣ along an axis.
     #[track_caller]
     pub fn softmax(self, axis: usize) -> Tensor<'t> {
-        let x = self.require_float_axis(Location::caller(), "softmax", axis);
-        let e = (x - x.level(axis)).exp();
+        let e = self.exponentials(axis);
         e / e.sum_keep(axis)
     }
 
@@ -50,6 +56,13 @@ impl<'t> Tensor<'t> {
     /// outside of `0..classes` fails the run.
     #[track_caller]
     pub fn cross_entropy(self, labels: Tensor<'t>) -> Tensor<'t> {
+        self.cross_entropy_smoothed(labels, 0.0)
+    }
+
+    /// [`Tensor::cross_entropy`] against labels of which the share `smoothing` (in 0..=1) is spread evenly over all classes
+    /// (Szegedy et al. 2016).
+    #[track_caller]
+    pub fn cross_entropy_smoothed(self, labels: Tensor<'t>, smoothing: f32) -> Tensor<'t> {
         let at = Location::caller();
         let logits = self.trace.record(at, &[self, labels], |g, ids| {
             let (dims, of_labels) = (g.dims(ids[0]), g.dims(ids[1]));
@@ -62,6 +75,9 @@ impl<'t> Tensor<'t> {
             }
             if g.dtype(ids[0]) != DType::F32 {
                 return Err(format!("cross_entropy: logits are {}, not f32", g.dtype(ids[0])));
+            }
+            if !(0.0..=1.0).contains(&smoothing) {
+                return Err(format!("cross_entropy: a share of {smoothing} cannot be spread"));
             }
             require_index(g, "cross_entropy", ids[1])?;
             Ok(ids[0])
@@ -78,7 +94,34 @@ impl<'t> Tensor<'t> {
             let only = g.scalar(ScalarOp::Select, &[hit, ids[0], zero]);
             Ok(g.reduce(ReduceOp::Sum, only, &[axis]))
         });
-        (x.exp().sum_keep(axis).ln() - picked).mean()
+        let wanted = if smoothing == 0.0 { picked } else { picked * (1.0 - smoothing) + x.mean_keep(axis) * smoothing };
+        (x.exp().sum_keep(axis).ln() - wanted).mean()
+    }
+
+    /// The mean of −(t·ln p + (1 − t)·ln(1 − p)) for probabilities p (this tensor) and targets t in 0..=1. Logarithms are those
+    /// of at least 2⁻¹²⁶; where p is below, no gradient flows. Of logits, [`Tensor::binary_cross_entropy_with_logits`] is exact.
+    #[track_caller]
+    pub fn binary_cross_entropy(self, target: Tensor<'t>) -> Tensor<'t> {
+        let ln = |p: Tensor<'t>| p.maximum(f32::MIN_POSITIVE).ln();
+        -(target * ln(self) + (1.0 - target) * ln(1.0 - self)).mean()
+    }
+
+    /// The mean of −(t·ln σ(x) + (1 − t)·ln(1 − σ(x))) for logits x (this tensor) and targets t in 0..=1: ln(1 + eˣ) − x·t.
+    #[track_caller]
+    pub fn binary_cross_entropy_with_logits(self, target: Tensor<'t>) -> Tensor<'t> {
+        (self.softplus() - self * target).mean()
+    }
+
+    /// The mean of Huber's loss (1964) of d = x − target: d²/2 up to |d| = `delta`, from there on the line `delta`·(|d| − `delta`/2).
+    #[track_caller]
+    pub fn huber(self, target: impl Operand<'t>, delta: f32) -> Tensor<'t> {
+        let x = self.require(Location::caller(), |_, _| match delta {
+            delta if delta > 0.0 && delta.is_finite() => Ok(()),
+            _ => Err(format!("huber: the loss cannot become a line at {delta}")),
+        });
+        let d = x - target;
+        let far = d.abs();
+        far.le(delta).select(d * d * 0.5, (far - 0.5 * delta) * delta).mean()
     }
 
     /// The mean of (x − target)².

@@ -9,7 +9,7 @@ use slabwise_kernels::spec::{Dims, PoolKind, Window};
 use super::elementwise::broadcast_shape;
 use super::{Operand, Tensor, checked};
 use crate::graph::Graph;
-use crate::ops::{ConvGeometry, Emit, NodeId, Op};
+use crate::ops::{ConvGeometry, Emit, Given, NodeId, Op, infer, transposed_conv};
 use crate::shape::elements;
 
 impl<'t> Tensor<'t> {
@@ -35,6 +35,22 @@ impl<'t> Tensor<'t> {
         let at = Location::caller();
         let weight = weight.lift(self.trace, DType::F32, at);
         self.trace.record(at, &[self, weight], |g, ids| checked(g, Op::Conv2d(geometry), ids))
+    }
+
+    /// The transpose of [`Tensor::conv2d_with`], which is its gradient: an image `[n, in, h, w]` with a weight
+    /// `[in, out/groups, kh, kw]` gives `[n, out, (h − 1)·stride − 2·pad + dilation·(kh − 1) + 1, …]`.
+    #[track_caller]
+    pub fn conv_transpose2d(self, weight: impl Operand<'t>, geometry: ConvGeometry) -> Tensor<'t> {
+        let at = Location::caller();
+        let weight = weight.lift(self.trace, DType::F32, at);
+        self.trace.record(at, &[self, weight], |g, ids| {
+            let dims = transposed_conv(&geometry, [g.dims(ids[0]), g.dims(ids[1])], &g.symbols)?;
+            // It is one only if the convolution of the result has this image's shape.
+            let result = [Given { dtype: g.dtype(ids[0]), dims: &dims }, Given { dtype: g.dtype(ids[1]), dims: g.dims(ids[1]) }];
+            let (dtype, back) = infer(&Op::Conv2d(geometry), &result, (DType::F32, &dims), &g.symbols)?;
+            debug_assert_eq!(&back, g.dims(ids[0]));
+            Ok(g.emit(Op::Conv2dInputGrad(geometry), ids, dtype, dims))
+        })
     }
 
     /// The largest element of each `k × k` window of an image `[n, channels, h, w]`; windows do not overlap.
@@ -69,6 +85,46 @@ impl<'t> Tensor<'t> {
             _ => Err(format!("global_avg_pool of {}: an image [n, channels, h, w] is needed", g.symbols.show(g.dims(x)))),
         });
         image.mean_over([2, 3])
+    }
+
+    /// The means of windows that divide an image `[n, channels, h, w]` into the given rows and columns. Row i of them covers the
+    /// rows ⌊i·h/rows⌋ to ⌈(i + 1)·h/rows⌉ of the image; neighbours overlap by one row where the division has a remainder.
+    #[track_caller]
+    pub fn adaptive_avg_pool2d(self, size: [usize; 2]) -> Tensor<'t> {
+        let mut lengths = [0; 2];
+        let image = self.require(Location::caller(), |g, x| {
+            let fixed = |axis: usize| g.dims(x).get(axis).and_then(|d| d.as_fixed()).and_then(|n| usize::try_from(n).ok());
+            match (g.dims(x).len(), fixed(2), fixed(3)) {
+                (4, Some(h), Some(w)) if (1..=h).contains(&size[0]) && (1..=w).contains(&size[1]) => {
+                    lengths = [h, w];
+                    Ok(())
+                }
+                _ => Err(format!(
+                    "adaptive_avg_pool2d of {} to {}×{}: an image [n, channels, h, w] of fixed and no smaller height and width is needed",
+                    g.symbols.show(g.dims(x)),
+                    size[0],
+                    size[1]
+                )),
+            }
+        });
+        if image.is_poisoned() || lengths == size {
+            return image;
+        }
+        let [h, w] = lengths;
+        if size == [1, 1] {
+            return image.mean_keep([2, 3]);
+        }
+        if h.is_multiple_of(size[0]) && w.is_multiple_of(size[1]) {
+            let k = [h / size[0], w / size[1]];
+            return image.avg_pool2d_with(Window { k, stride: k, pad: [0, 0] });
+        }
+        // A window is a rectangle: the mean of its rows' means.
+        (0..2).fold(image, |x, i| {
+            let (axis, n, parts) = (i + 2, lengths[i], size[i]);
+            let part = |p: usize| x.slice(axis, p * n / parts..((p + 1) * n).div_ceil(parts)).mean_keep(axis);
+            let means: Vec<Tensor<'t>> = (0..parts).map(part).collect();
+            self.trace.concat(&means, axis)
+        })
     }
 
     #[track_caller]

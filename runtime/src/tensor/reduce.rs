@@ -78,7 +78,7 @@ fn reduce(g: &mut Graph, op: ReduceOp, x: NodeId, mut axes: Axes, keep: bool) ->
 }
 
 /// How many elements fold into one, as an f32 scalar. The product of bounded lengths is a value of the run.
-fn count(g: &mut Graph, x: NodeId, axes: &Axes) -> Result<NodeId, String> {
+pub(super) fn count(g: &mut Graph, x: NodeId, axes: &Axes) -> Result<NodeId, String> {
     let lengths: Vec<Size> = axes.iter().map(|&a| g.dims(x)[a]).collect();
     let fixed = lengths.iter().filter_map(|d| d.as_fixed()).map(|n| n as f64).product::<f64>();
     let bounded: Dims = lengths.into_iter().filter(|d| d.as_fixed().is_none()).collect();

@@ -1,6 +1,7 @@
 //! What tensors compute, against formulas in f64 written here, by the reference evaluator; and what mistakes say.
 
 mod mistakes;
+mod order;
 mod values;
 
 use slabwise_kernels::dtype::DType;

@@ -17,21 +17,8 @@ impl<'t> Tensor<'t> {
     pub fn reshape(self, shape: impl Into<Shape>) -> Tensor<'t> {
         let mut shape = shape.into();
         self.trace.record(Location::caller(), &[self], |g, ids| {
-            let open: Vec<usize> = (0..shape.0.len()).filter(|&i| shape.0[i] == Dim::Fixed(-1)).collect();
-            open.iter().for_each(|&i| shape.0[i] = Dim::Fixed(1));
-            let mut dims = resolve(&mut g.symbols, &shape).map_err(|why| format!("reshape: {why}"))?;
-            match open[..] {
-                [] => {}
-                [at] => {
-                    let missing = elements(g.dims(ids[0])).zip(elements(&dims)).and_then(|(n, known)| n.checked_div_size(known));
-                    dims[at] = missing.ok_or_else(|| {
-                        let mut wanted: Vec<String> = dims.iter().map(|d| d.show(|s| g.symbols.name(s))).collect();
-                        wanted[at] = "-1".into();
-                        format!("reshape {} to [{}]: no length for -1 fits", g.symbols.show(g.dims(ids[0])), wanted.join(", "))
-                    })?;
-                }
-                _ => return Err(format!("reshape: {} lengths are -1; one can be", open.len())),
-            }
+            let whole = elements(g.dims(ids[0]));
+            let dims = lengths_of(g, &mut shape, "reshape", ids[0], whole)?;
             let dtype = g.dtype(ids[0]);
             checked_as(g, Op::Reshape, ids, dtype, &dims)
         })
@@ -47,6 +34,21 @@ impl<'t> Tensor<'t> {
             let mut dims = Dims::from_slice(kept);
             dims.push(elements(joined).ok_or("flatten: the joined length has no form as one size")?);
             Ok(g.reshape(ids[0], &dims))
+        })
+    }
+
+    /// An axis divided into several, in row-major order; one length may be −1. `[a, b·c]` with axis 1 into `(b, c)` is `[a, b, c]`.
+    #[track_caller]
+    pub fn unflatten(self, axis: usize, lengths: impl Into<Shape>) -> Tensor<'t> {
+        let mut lengths = lengths.into();
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            let Some(&whole) = g.dims(ids[0]).get(axis) else { return Err(no_axis(g, "unflatten", axis, ids[0])) };
+            let parts = lengths_of(g, &mut lengths, "unflatten", ids[0], elements(&[whole]))?;
+            let mut dims = g.dims(ids[0]).clone();
+            dims.remove(axis);
+            dims.insert_many(axis, parts);
+            let dtype = g.dtype(ids[0]);
+            checked_as(g, Op::Reshape, ids, dtype, &dims)
         })
     }
 
@@ -125,6 +127,26 @@ impl<'t> Tensor<'t> {
     pub fn unsqueeze(self, axis: usize) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| unsqueeze(g, ids[0], axis, "unsqueeze"))
     }
+}
+
+/// A shape for `whole` elements of `x` as lengths; one of −1 follows from the others.
+fn lengths_of(g: &mut Graph, shape: &mut Shape, what: &str, x: NodeId, whole: Option<Size>) -> Result<Dims, String> {
+    let open: Vec<usize> = (0..shape.0.len()).filter(|&i| shape.0[i] == Dim::Fixed(-1)).collect();
+    open.iter().for_each(|&i| shape.0[i] = Dim::Fixed(1));
+    let mut dims = resolve(&mut g.symbols, shape).map_err(|why| format!("{what}: {why}"))?;
+    match open[..] {
+        [] => {}
+        [at] => {
+            let missing = whole.zip(elements(&dims)).and_then(|(n, known)| n.checked_div_size(known));
+            dims[at] = missing.ok_or_else(|| {
+                let mut wanted: Vec<String> = dims.iter().map(|d| d.show(|s| g.symbols.name(s))).collect();
+                wanted[at] = "-1".into();
+                format!("{what} {} to [{}]: no length for -1 fits", g.symbols.show(g.dims(x)), wanted.join(", "))
+            })?;
+        }
+        _ => return Err(format!("{what}: {} lengths are -1; one can be", open.len())),
+    }
+    Ok(dims)
 }
 
 pub(super) fn unsqueeze(g: &mut Graph, x: NodeId, axis: usize, what: &str) -> Result<NodeId, String> {

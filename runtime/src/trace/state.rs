@@ -8,7 +8,7 @@ use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
-use super::{Line, Trace, resolve};
+use super::{Held, Line, Trace, resolve};
 use crate::graph::VariableInfo;
 use crate::ops::{Emit, Op};
 use crate::params::Init;
@@ -30,10 +30,31 @@ pub struct State<'t> {
 }
 
 impl<'t> State<'t> {
+    /// The state that a mistake gave; the poisoned tensor says of which trace.
+    pub(super) fn mistaken(poisoned: Tensor<'t>) -> Self {
+        State { trace: poisoned.trace(), variable: None }
+    }
+
     /// What it holds when a step begins.
     pub fn value(self) -> Tensor<'t> {
-        let id = self.variable.map(|v| self.trace.building.borrow().variables[v as usize].0);
+        let id = self.variable.map(|v| self.trace.building.borrow().variables[v as usize].node);
         id.map_or(self.trace.poisoned(), |id| Tensor { trace: self.trace, id })
+    }
+
+    /// What it will hold when the step has ended, as far as the trace is written: what it was [set](State::set) to, else what
+    /// it holds when the step begins.
+    pub fn last(self) -> Tensor<'t> {
+        self.variable.map_or(self.trace.poisoned(), |v| self.trace.last_value(v))
+    }
+
+    /// Replaces what it will hold by what the rule makes of that: steps of one state that follow each other within one step of
+    /// the program, as the running statistics of a layer that is applied several times.
+    #[track_caller]
+    pub fn advance(self, rule: impl FnOnce(Tensor<'t>) -> Tensor<'t>) {
+        let next = rule(self.last());
+        if let Some(variable) = self.variable {
+            self.trace.reassign(Location::caller(), variable, next);
+        }
     }
 
     /// What it holds when the step has ended: a tensor of its type and shape. Once per trace.
@@ -46,7 +67,7 @@ impl<'t> State<'t> {
 }
 
 pub(super) fn variable(name: Arc<str>, dtype: DType, dims: Dims, init: Init, is_param: bool) -> VariableInfo {
-    VariableInfo { name, dtype, dims, init, is_param }
+    VariableInfo { name, dtype, dims, init, is_param, trained: is_param }
 }
 
 impl Trace {
@@ -113,7 +134,7 @@ impl Trace {
         }
         let mut building = self.building.borrow_mut();
         building.graph.variables.push(info);
-        building.variables.push((node.id, false));
+        building.variables.push(Held { node: node.id, assigned: None });
         State { trace: self, variable: Some(building.variables.len() as u32 - 1) }
     }
 
@@ -122,7 +143,7 @@ impl Trace {
         let (layer, info) = {
             let building = self.building.borrow();
             let of = &building.graph.variables[variable as usize];
-            let layer = building.graph.origin(building.variables[variable as usize].0).layer.clone();
+            let layer = building.graph.origin(building.variables[variable as usize].node).layer.clone();
             let name = Arc::from(format!("{slot}.{}", of.name));
             (layer, self::variable(name, of.dtype, of.dims.clone(), Init::Constant(0.0), false))
         };
@@ -132,7 +153,7 @@ impl Trace {
     /// Makes `value` what a variable holds after the step.
     pub(crate) fn assign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
         let index = variable as usize;
-        let before = self.building.borrow().variables[index].1;
+        let before = self.building.borrow().variables[index].assigned.is_some();
         let done = self.record(at, &[value], |g, ids| {
             let info = &g.variables[index];
             let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]).clone());
@@ -146,12 +167,34 @@ impl Trace {
             Ok(g.emit(Op::Assign(variable), ids, dtype, dims))
         });
         // A value that is wrong already was reported; the next one is not a second.
-        self.building.borrow_mut().variables[index].1 |= !done.is_poisoned();
+        if !done.is_poisoned() {
+            self.building.borrow_mut().variables[index].assigned = Some(done.id);
+        }
+    }
+
+    /// Makes `value` what a variable holds after the step, in place of an earlier assignment.
+    fn reassign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
+        if !value.is_poisoned() {
+            let building = &mut *self.building.borrow_mut();
+            if let Some(earlier) = building.variables[variable as usize].assigned.take() {
+                // A copy that nothing reads does nothing.
+                building.graph.nodes[earlier.at()].op = Op::Copy;
+            }
+        }
+        self.assign(at, variable, value);
+    }
+
+    /// What a variable will hold after the step, as far as the trace is written.
+    pub(crate) fn last_value(&self, variable: u32) -> Tensor<'_> {
+        let building = self.building.borrow();
+        let held = &building.variables[variable as usize];
+        let id = held.assigned.map_or(held.node, |assign| building.graph.node(assign).inputs[0]);
+        Tensor { trace: self, id }
     }
 
     /// Whether a variable is set already.
     fn is_assigned(&self, state: State<'_>) -> bool {
-        state.variable.is_none_or(|v| self.building.borrow().variables[v as usize].1)
+        state.variable.is_none_or(|v| self.building.borrow().variables[v as usize].assigned.is_some())
     }
 
     /// The random state (i32 `[3]`: seed low, seed high, step). A training trace that reads it counts its last number up.

@@ -1,11 +1,16 @@
 //! The forward product and the input gradient: weights times columns of the image, packed from a tile.
+//!
+//! The input gradient of a convolution with strides is one product per phase of output positions (see [`Axis`]), each with
+//! the kernel elements that reach it. A block of the result holds the same super-positions of all phases, one phase
+//! after another; its micro-panels take only the steps of their phase, and the epilogue sees the block after the phases have
+//! been put back between one another.
 
 use std::ops::Range;
 
-use super::tile::{Parts, Shape, Source, TILE, fill};
+use super::tile::{Axis, Parts, Shape, Source, TILE, fill};
 use super::{Call, Sizes, source};
-use crate::cpu::gemm::drive::{Blocking, MicroPanel, Product, Room, Space, drive};
-use crate::cpu::gemm::micro::{Left, Micro};
+use crate::cpu::gemm::drive::{Blocking, MicroPanel, Product, Room, Space, Stretch, drive};
+use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::pack::{self, Piece};
 use crate::cpu::gemm::{ACC, ACC_WIDE, DEPTH, LEFT, ROWS, even, share_rows, wanted};
 use crate::cpu::tile::Bound;
@@ -14,27 +19,53 @@ use crate::spec::ConvKind;
 /// Most vectors of a micro-panel, and most lanes of a vector.
 const VECTORS: usize = 2;
 const LANES: usize = 16;
+/// Columns that have to meet the weights before packing them pays.
+const PACKED_COLUMNS: usize = 512;
+/// Most left panels that read vectors from the tile rather than have them packed: vectors across two cache lines cost little then.
+const TILED_PANELS: usize = 3;
 
-/// Most channels of the source that a block of the contracted axis touches.
+/// Channels of the source in a block of the contracted axis but the last.
 fn channels(sizes: &Sizes) -> usize {
-    (DEPTH / sizes.taps() + 2).min(sizes.source)
+    even(sizes.source, DEPTH / sizes.taps(), 1)
+}
+
+/// Phases of output positions.
+pub(super) fn phases(axes: &[Axis; 2]) -> usize {
+    axes[0].phases * axes[1].phases
+}
+
+/// Whether each phase has steps of its own. (There may be a single phase that does: that of a single position.)
+pub(super) fn is_phased(axes: &[Axis; 2]) -> bool {
+    axes.iter().any(Axis::is_phased)
+}
+
+/// Columns that a phase of so many positions takes in a block: whole vectors, if there may be others.
+pub(super) fn columns(positions: usize, axes: &[Axis; 2], micro: &Micro) -> usize {
+    if !is_phased(axes) { positions } else { positions.next_multiple_of(micro.lanes) }
 }
 
 /// Room for every blocking of sizes up to these.
 pub(super) fn space(sizes: &Sizes, micro: &Micro) -> Space {
-    let width = micro.columns();
+    let (width, phases) = (micro.columns(), phases(&sizes.axes));
     let depth = sizes.source.saturating_mul(sizes.taps());
+    let block = depth.min(DEPTH.max(sizes.taps()));
     let rows = sizes.other.min(ROWS);
     let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
-    let positions = sizes.images.saturating_mul(height).saturating_mul(length).saturating_add(width);
-    let tile = |rows, columns, images| Shape::new(&sizes.axes, channels(sizes), rows, columns).elements(images);
+    let positions = sizes.images.saturating_mul(height).saturating_mul(length);
+    let channels = (DEPTH / sizes.taps()).max(1).min(sizes.source);
+    let tile = |rows, columns, images| Shape::new(&sizes.axes, channels, rows, columns).elements(images);
     let tile = TILE.max(tile(1, width.min(length), 1)).min(tile(height, length, sizes.images));
+    // Every phase of a block of all rows may have to be rounded up to a width.
+    let rounded = rows.saturating_mul(phases).saturating_mul(2 * width);
+    let acc = rows.saturating_mul(phases).saturating_mul(positions.saturating_add(width)).min(ACC_WIDE.saturating_add(rounded));
+    let tables = rows.next_multiple_of(LANES) + block.next_multiple_of(LANES);
     Space {
-        left: rows.saturating_mul(depth).min(LEFT.max(ROWS * DEPTH)),
-        right: depth.min(DEPTH).next_multiple_of(LANES).saturating_add(tile),
-        micro_panel: depth.min(DEPTH) * width,
-        acc: rows.saturating_mul(positions).min(ACC_WIDE.max(ROWS * width)),
-        scratch: 0,
+        left: rows.saturating_mul(depth).min(LEFT.max(ROWS * block)).max(tables),
+        right: block.next_multiple_of(LANES).saturating_add((phases + 1).next_multiple_of(LANES)).saturating_add(tile),
+        micro_panel: block * width,
+        acc,
+        // The block with its phases between one another, in front of the epilogue's own.
+        scratch: if is_phased(&sizes.axes) { acc.saturating_mul(4).next_multiple_of(64) } else { 0 },
         partial: 0,
     }
 }
@@ -42,54 +73,61 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro) -> Space {
 /// # Safety
 /// By the contract of the kernel's `run`.
 pub(super) unsafe fn run(call: &Call) {
-    let Call { spec, body, launch, sizes, kernel } = *call;
+    let Call { launch, sizes, kernel, .. } = *call;
     let micro = kernel.micro;
     let (rows, depth) = (sizes.other, sizes.source * sizes.taps());
     let threads = kernel.threads.min(launch.team.threads());
-    let width = micro.columns();
+    let (width, phases) = (micro.columns(), phases(&sizes.axes));
     let mut blocking = Blocking { rows: even(rows, ROWS, 1), columns: 0, resident: true, splits: 1 };
     blocking.resident = depth <= DEPTH || blocking.rows * depth <= LEFT;
     let acc = if blocking.resident { ACC } else { ACC_WIDE };
-    let most = (acc / blocking.rows / width * width).max(width);
+    let most = (acc / blocking.rows / phases / width * width).max(width);
     let parts = |most| Parts::new(sizes.images, &sizes.axes, channels(sizes), most, width);
     let mut strips = parts(most);
     let others = sizes.groups * rows.div_ceil(blocking.rows);
+    let positions = sizes.images * sizes.axes[0].out * sizes.axes[1].out;
     if threads > 1 && others * strips.count() < wanted(threads) {
-        let positions = sizes.images * sizes.axes[0].out * sizes.axes[1].out;
         strips = parts(even(positions, positions.div_ceil(wanted(threads).div_ceil(others.max(1))), width).min(most));
         blocking.rows = share_rows(rows, blocking.rows, sizes.groups * strips.count(), threads);
     }
-    blocking.columns = strips.most();
-    let product = Columns {
-        call,
-        weight: source(&body.b, launch.args[1], launch.env),
-        image: source(&body.a, launch.args[0], launch.env),
-        strips,
-        depth: even(depth, DEPTH, 1),
-        code: kernel.code.bind(spec, launch),
-    };
+    blocking.columns = phases * columns(strips.most(), &sizes.axes, micro);
+    let mut product = Columns::new(call, strips);
+    let met = if blocking.resident { positions } else { strips.most() };
+    if met < PACKED_COLUMNS && product.offsets_fit(blocking.rows) {
+        (product.indirect, blocking.resident) = (true, false);
+    }
     let room = Room { workspace: launch.workspace, space: &kernel.space, threads: kernel.threads, team: launch.team };
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the contract of `run`.
     unsafe { drive(&product, micro, &blocking, &room) };
 }
 
-struct Columns<'a> {
-    call: &'a Call<'a>,
+pub(super) struct Columns<'a> {
+    pub(super) call: &'a Call<'a>,
     weight: Source,
-    image: Source,
-    strips: Parts,
-    /// Steps of the contracted axis (channel, kernel row, kernel column) in a block.
-    depth: usize,
+    pub(super) image: Source,
+    pub(super) strips: Parts,
+    /// Whether weights are read where they are, which saves packing them.
+    indirect: bool,
     code: Bound<'a>,
 }
 
 // SAFETY: operands are only read, and blocks of the result are written by one worker each.
 unsafe impl Sync for Columns<'_> {}
 
-impl Columns<'_> {
+impl<'a> Columns<'a> {
+    pub fn new(call: &'a Call<'a>, strips: Parts) -> Self {
+        let Call { spec, body, launch, kernel, .. } = *call;
+        let [weight, image] = [(&body.b, 1), (&body.a, 0)].map(|(operand, at)| source(operand, launch.args[at], launch.env));
+        Columns { call, weight, image, strips, indirect: false, code: kernel.code.bind(spec, launch) }
+    }
+
+    fn axes(&self) -> &[Axis; 2] {
+        &self.call.sizes.axes
+    }
+
     /// Strides of the weight along the rows of the product, its source channels, and the kernel's rows and columns, and
     /// the address of a group's first element.
-    fn weight(&self, group: usize) -> (*const f32, [isize; 4]) {
+    pub(super) fn weight(&self, group: usize) -> (*const f32, [isize; 4]) {
         let ([co, ci, row, column], sizes) = (self.weight.strides, self.call.sizes);
         let (first, strides) = match self.call.body.kind {
             ConvKind::InputGrad => (group * sizes.source, [ci, co, row, column]),
@@ -98,20 +136,114 @@ impl Columns<'_> {
         (self.weight.at.wrapping_offset(first as isize * co), strides)
     }
 
-    /// The source channels, counted inside the group, of a block of the contracted axis.
-    fn channels(&self, depth: &Range<usize>) -> Range<usize> {
-        let taps = self.call.sizes.taps();
-        depth.start / taps..depth.end.div_ceil(taps)
+    /// Whether tables can hold the offsets of weights inside a block.
+    fn offsets_fit(&self, rows: usize) -> bool {
+        let (_, strides) = self.weight(0);
+        let counts = [rows, channels(self.call.sizes), self.axes()[0].taps, self.axes()[1].taps];
+        let reach = counts.iter().zip(strides).try_fold(0usize, |sum, (&n, s)| sum.checked_add(s.unsigned_abs().checked_mul(n)?));
+        reach.is_some_and(|reach| reach <= i32::MAX as usize)
     }
 
-    fn shape(&self, depth: &Range<usize>, strip: usize) -> Shape {
+    /// The source channels, counted inside the group, of a block of the contracted axis.
+    fn channels(&self, block: usize) -> Range<usize> {
+        let size = channels(self.call.sizes);
+        block * size..((block + 1) * size).min(self.call.sizes.source)
+    }
+
+    fn shape(&self, block: usize, strip: usize) -> Shape {
         let part = self.strips.get(strip);
-        Shape::new(&self.call.sizes.axes, self.channels(depth).len(), part.rows.len(), part.columns.len())
+        Shape::new(self.axes(), self.channels(block).len(), part.rows.len(), part.columns.len())
+    }
+
+    /// Columns of a phase in a strip.
+    pub(super) fn phase_columns(&self, strip: usize) -> usize {
+        columns(self.strips.get(strip).len(), self.axes(), self.call.kernel.micro)
+    }
+
+    /// The kernel elements of a phase, by row and column, in the order of its steps.
+    fn taps(&self, phase: usize) -> impl Iterator<Item = [usize; 2]> {
+        let axes = self.axes();
+        let wanted = [phase / axes[1].phases, phase % axes[1].phases];
+        let along = move |i: usize| (0..axes[i].taps).filter(move |&tap| axes[i].phase(tap) == wanted[i]);
+        along(0).flat_map(move |row| along(1).map(move |column| [row, column]))
+    }
+
+    /// Writes `offset(row, column) + channel · stride` of every step of a block: phase, channel, kernel element.
+    ///
+    /// # Safety
+    /// `to` has an entry for each step, `starts` for each phase and one more.
+    pub(super) unsafe fn table(
+        &self,
+        channels: usize,
+        stride: isize,
+        offset: impl Fn([usize; 2]) -> isize,
+        to: *mut i32,
+        starts: Option<*mut i32>,
+    ) {
+        let mut step = 0;
+        for phase in 0..phases(self.axes()) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                if let Some(starts) = starts {
+                    *starts.add(phase) = step as i32;
+                }
+                let first = step;
+                for tap in self.taps(phase) {
+                    *to.add(step) = offset(tap) as i32;
+                    step += 1;
+                }
+                let count = step - first;
+                for _ in count..count * channels {
+                    *to.add(step) = *to.add(step - count) + stride as i32;
+                    step += 1;
+                }
+                if let Some(starts) = starts {
+                    *starts.add(phase + 1) = step as i32;
+                }
+            }
+        }
+    }
+
+    /// The block's sums of one image at `acc` and `stride`, row-major in all output positions of `channels × rows × columns`, from the
+    /// sums of its phases.
+    ///
+    /// # Safety
+    /// `to` has room for the block.
+    unsafe fn join(&self, image: usize, strip: usize, acc: *const f32, stride: usize, size: [usize; 3], to: *mut f32) {
+        let (part, step) = (self.strips.get(strip), [self.axes()[0].phases, self.axes()[1].phases]);
+        let phase_columns = self.phase_columns(strip);
+        let [channels, rows, columns] = size;
+        for channel in 0..channels {
+            for row in 0..rows {
+                // SAFETY: every position of the block is that of a phase, where `drive` left its sum.
+                unsafe {
+                    let to = to.add((channel * rows + row) * columns);
+                    let at = (image * part.rows.len() + row / step[0]) * part.columns.len();
+                    let from = |phase: usize| acc.add(channel * stride + (row % step[0] * step[1] + phase) * phase_columns + at);
+                    if step[1] == 2 {
+                        let (even, odd) = (from(0), from(1));
+                        for pair in 0..columns / 2 {
+                            *to.add(2 * pair) = *even.add(pair);
+                            *to.add(2 * pair + 1) = *odd.add(pair);
+                        }
+                        if columns % 2 == 1 {
+                            *to.add(columns - 1) = *even.add(columns / 2);
+                        }
+                    } else {
+                        for column in 0..columns {
+                            *to.add(column) = *from(column % step[1]).add(column / step[1]);
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 
 impl Product for Columns<'_> {
-    const INDIRECT: bool = false;
+    fn indirect(&self) -> bool {
+        self.indirect
+    }
 
     fn groups(&self) -> usize {
         self.call.sizes.groups
@@ -130,78 +262,115 @@ impl Product for Columns<'_> {
     }
 
     fn strip(&self, strip: usize) -> Range<usize> {
-        self.strips.range(strip)
+        if !is_phased(self.axes()) {
+            return self.strips.range(strip);
+        }
+        let phases = phases(self.axes());
+        let first = strip * phases * columns(self.strips.most(), self.axes(), self.call.kernel.micro);
+        first..first + phases * self.phase_columns(strip)
     }
 
     fn depth(&self, block: usize) -> Range<usize> {
-        block * self.depth..((block + 1) * self.depth).min(self.call.sizes.source * self.call.sizes.taps())
+        let (channels, taps) = (self.channels(block), self.call.sizes.taps());
+        channels.start * taps..channels.end * taps
     }
 
     fn depth_blocks(&self) -> usize {
-        (self.call.sizes.source * self.call.sizes.taps()).div_ceil(DEPTH)
+        self.call.sizes.source.div_ceil(channels(self.call.sizes))
     }
 
     unsafe fn left(&self, group: usize, rows: Range<usize>, panel: usize, block: usize, to: *mut f32) {
-        let (depth, axes) = (self.depth(block), &self.call.sizes.axes);
+        let (channels, axes) = (self.channels(block), self.axes());
         let (at, [row_stride, channel, kernel_row, step]) = self.weight(group);
-        // Axes of the contracted one that lie behind one another in memory are packed in one go.
-        let mut run = axes[1].taps;
-        if kernel_row == step * run as isize {
-            run *= axes[0].taps;
-            if channel == step * run as isize {
-                run = usize::MAX;
+        let tap_offset = |[row, column]: [usize; 2]| row as isize * kernel_row + column as isize * step;
+        if self.indirect {
+            let table = to.cast::<i32>();
+            // SAFETY: the tables have an entry for each row and step.
+            unsafe {
+                for row in 0..rows.len() {
+                    *table.add(row) = (row as isize * row_stride) as i32;
+                }
+                self.table(channels.len(), channel, tap_offset, table.add(rows.len().next_multiple_of(LANES)), None);
             }
+            return;
         }
+        // Axes of the contracted one that lie behind one another in memory are packed in one go.
+        let taps = self.call.sizes.taps();
+        let flat = !is_phased(axes) && kernel_row == step * axes[1].taps as isize;
+        let whole = flat && channel == step * taps as isize;
         for row in rows.clone().step_by(panel) {
             let count = panel.min(rows.end - row);
             // SAFETY: panels fill the buffer one after another.
-            let to = unsafe { to.add((row - rows.start) * depth.len()) };
-            let mut k = depth.start;
-            while k < depth.end {
-                let next = if run == usize::MAX { depth.end } else { ((k / run + 1) * run).min(depth.end) };
-                let (tap, c) = (k % self.call.sizes.taps(), k / self.call.sizes.taps());
-                let offset = c as isize * channel + (tap / axes[1].taps) as isize * kernel_row + (tap % axes[1].taps) as isize * step;
+            let mut to = unsafe { to.add((row - rows.start) * self.depth(block).len()) };
+            let mut run = |offset: isize, length: usize| {
                 let from = pack::Source { at: at.wrapping_offset(row as isize * row_stride + offset), stride: row_stride, step };
                 // SAFETY: these rows and steps lie inside the weight.
-                unsafe { (self.call.kernel.micro.pack)(from, count, next - k, to.add((k - depth.start) * count), count) };
-                k = next;
+                unsafe {
+                    (self.call.kernel.micro.pack)(from, count, length, to, count);
+                    to = to.add(length * count);
+                }
+            };
+            if whole {
+                run(channels.start as isize * channel, channels.len() * taps);
+                continue;
+            }
+            for phase in 0..phases(axes) {
+                for c in channels.clone().map(|c| c as isize * channel) {
+                    if flat {
+                        run(c, taps);
+                    } else {
+                        self.taps(phase).for_each(|tap| run(c + tap_offset(tap), 1));
+                    }
+                }
             }
         }
     }
 
-    unsafe fn panel(&self, row: usize, block: usize, left: *const f32) -> Left {
+    unsafe fn panel(&self, group: usize, rows: &Range<usize>, row: usize, block: usize, left: *const f32) -> Left {
+        if self.indirect {
+            let (at, [row_stride, channel, ..]) = self.weight(group);
+            let first = rows.start as isize * row_stride + self.channels(block).start as isize * channel;
+            let table = left.cast::<i32>();
+            // SAFETY: as laid out by `left`.
+            let (rows, steps) = unsafe { (table.add(row), table.add(rows.len().next_multiple_of(LANES))) };
+            return Left { base: at.wrapping_offset(first), rows, steps };
+        }
         // SAFETY: `row` rows are packed before it.
         Left { base: unsafe { left.add(row * self.depth(block).len()) }, rows: std::ptr::null(), steps: std::ptr::null() }
     }
 
-    /// The offset of every step, then the tile.
+    /// The first step of every phase, the offset of every step, then the tile.
     unsafe fn right(&self, group: usize, strip: usize, block: usize, to: *mut f32) {
-        let (depth, sizes) = (self.depth(block), self.call.sizes);
-        let (channels, shape, part) = (self.channels(&depth), self.shape(&depth, strip), self.strips.get(strip));
-        let steps = to.cast::<i32>();
-        let mut k = 0;
-        let [rows, columns] = [sizes.axes[0].taps, sizes.axes[1].taps];
-        for c in 0..channels.len() {
-            for tap in 0..rows * columns {
-                let at = (channels.start + c) * rows * columns + tap;
-                if depth.contains(&at) {
-                    let offset = c * shape.channel + shape.tap(&sizes.axes, tap / columns, tap % columns);
-                    // SAFETY: one entry for each step of the block.
-                    unsafe { *steps.add(k) = offset as i32 };
-                    k += 1;
-                }
-            }
-        }
+        let sizes = self.call.sizes;
+        let (channels, shape, part) = (self.channels(block), self.shape(block, strip), self.strips.get(strip));
+        let (starts, steps) = (to.cast::<i32>(), self.steps(to));
+        let tap_offset = |[row, column]: [usize; 2]| shape.tap(&sizes.axes, row, column) as isize;
         let first = group * sizes.source;
-        let channels = first + channels.start..first + channels.end;
-        // SAFETY: these channels exist, and the tile has room behind the table.
-        unsafe { fill(&self.image, &sizes.axes, channels, &part, &shape, to.add(depth.len().next_multiple_of(LANES))) };
+        let wanted = first + channels.start..first + channels.end;
+        // SAFETY: one entry for each phase and step of the block; these channels exist, and the tile has room behind the tables.
+        unsafe {
+            self.table(channels.len(), shape.channel as isize, tap_offset, steps.cast_mut(), Some(starts));
+            fill(&self.image, &sizes.axes, wanted, &part, &shape, self.tile(to, block).cast_mut(), self.call.kernel.micro.fill);
+        }
     }
 
-    unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> (*const f32, usize) {
-        let (depth, axes, micro) = (self.depth(at.block), &self.call.sizes.axes, self.call.kernel.micro);
-        let (shape, part) = (self.shape(&depth, at.strip), self.strips.get(at.strip));
-        let first = at.columns.start - self.strips.range(at.strip).start;
+    unsafe fn stretch(&self, strip: usize, column: usize, block: usize, right: *const f32) -> Stretch {
+        let columns = self.strip(strip);
+        if !is_phased(self.axes()) {
+            return Stretch { end: columns.end, next: columns.end, steps: 0..self.depth(block).len() };
+        }
+        let (size, starts) = (self.phase_columns(strip), right.cast::<i32>());
+        let phase = (column - columns.start) / size;
+        // SAFETY: `right` wrote them.
+        let steps = unsafe { *starts.add(phase) as usize..*starts.add(phase + 1) as usize };
+        let first = columns.start + phase * size;
+        Stretch { end: first + self.strips.get(strip).len(), next: first + size, steps }
+    }
+
+    unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right {
+        let (axes, micro) = (self.axes(), self.call.kernel.micro);
+        let (shape, part) = (self.shape(at.block, at.strip), self.strips.get(at.strip));
+        let first = (at.columns.start - self.strip(at.strip).start) % self.phase_columns(at.strip);
         let (mut pieces, mut vectors) = ([Piece::default(); VECTORS * LANES], [0u16; VECTORS + 1]);
         let (rows, columns) = (part.rows.len(), part.columns.len());
         let (mut image, mut row, mut column) = (first / columns / rows, first / columns % rows, first % columns);
@@ -232,20 +401,58 @@ impl Product for Columns<'_> {
         let used = at.width / micro.lanes;
         // SAFETY: `right` made the table and the tile, in which every piece lies at every step.
         unsafe {
-            let steps = std::slice::from_raw_parts(right.cast::<i32>(), depth.len());
-            let tile = right.add(depth.len().next_multiple_of(LANES));
+            let steps = std::slice::from_raw_parts(self.steps(right).add(at.steps.start), at.steps.len());
+            let tile = self.tile(right, at.block);
+            let whole = count == used && pieces[..count].iter().all(|piece| piece.lanes.count_ones() as usize == micro.lanes);
+            if whole && at.panels <= TILED_PANELS && !self.indirect {
+                let stride = (pieces[count - 1].offset - pieces[0].offset) as usize;
+                return Right { at: tile.offset(pieces[0].offset as isize), stride, steps: steps.as_ptr() };
+            }
             (micro.gather)(tile, steps, &pieces[..count], &vectors[..=used], to);
         }
-        (to, at.width)
+        Right::packed(to, at.width)
     }
 
     unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8) {
-        let part = self.strips.get(strip);
+        let (part, spec) = (self.strips.get(strip), self.call.spec);
+        let first = group * self.call.sizes.other + rows.start;
         let positions = part.rows.len() * part.columns.len();
+        let size = |axis: usize| spec.dims[axis].usize_at(self.call.launch.env);
+        let axes = self.axes();
+        // The output positions of all phases.
+        let [high, wide] = [(&part.rows, 0), (&part.columns, 1)]
+            .map(|(range, axis)| (range.start * axes[axis].phases)..(range.end * axes[axis].phases).min(size(axis + 2)));
         for (i, image) in part.images.clone().enumerate() {
-            let origin = [image, group * self.call.sizes.other + rows.start, part.rows.start, part.columns.start];
-            // SAFETY: the block is this worker's, and so is the scratch memory.
-            unsafe { self.code.block(&origin, 1, rows.len(), positions, acc.add(i * positions).cast(), stride, scratch) };
+            let origin = [image, first, high.start, wide.start];
+            // SAFETY: the block is this worker's, and so is the scratch memory, which begins with room for a block.
+            unsafe {
+                if !is_phased(axes) {
+                    self.code.block(&origin, 1, rows.len(), positions, acc.add(i * positions).cast(), stride, scratch);
+                    continue;
+                }
+                let joined = scratch.cast::<f32>();
+                let scratch = scratch.add(self.call.kernel.space.scratch - self.call.kernel.code.scratch_bytes());
+                self.join(i, strip, acc, stride, [rows.len(), high.len(), wide.len()], joined);
+                let length = high.len() * wide.len();
+                // A stretch of a row of super-positions is a stretch of each of its rows.
+                let whole = wide.len() == size(3);
+                let (runs, cols) = if whole { (1, length) } else { (high.len(), wide.len()) };
+                for run in 0..runs {
+                    let origin = [image, first, high.start + run, wide.start];
+                    self.code.block(&origin, 1, rows.len(), cols, joined.add(run * cols).cast(), length, scratch);
+                }
+            }
         }
+    }
+}
+
+impl Columns<'_> {
+    /// Where `right` keeps the offsets of steps, and its tile.
+    fn steps(&self, right: *const f32) -> *const i32 {
+        right.cast::<i32>().wrapping_add((phases(self.axes()) + 1).next_multiple_of(LANES))
+    }
+
+    fn tile(&self, right: *const f32, block: usize) -> *const f32 {
+        self.steps(right).wrapping_add(self.depth(block).len().next_multiple_of(LANES)).cast()
     }
 }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::cpu::gemm::pack;
+
 /// Elements of a tile above which a smaller part of the image is taken, if there is one.
 pub(super) const TILE: usize = 32 << 10;
 
@@ -12,57 +14,99 @@ pub(super) struct Source {
     pub strides: [isize; 4],
 }
 
-/// Rows or columns of a convolution: output position o and kernel element t read position `o·step + offset(t) − pad` of
-/// the source spread out so that its element i stands at `i·spread`, zeros elsewhere.
+/// Rows or columns of a convolution. Of the forward product and the weight gradient: output position o and kernel element t
+/// read element `o·step + offset(t) − pad` of the source.
+///
+/// Of the input gradient: position h of the image is reached by the elements t for which `h + first − t·dilation` is a
+/// multiple of the stride, from the source element that this multiple counts. Which elements these are depends on the
+/// *phase* of h alone, its remainder by the stride; so the positions of one phase, h = phase + o·stride, are a convolution
+/// of stride 1 with some of the kernel's elements, and again o and t read element `o + offset(t) − pad`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Axis {
+    /// Output positions; of an input gradient, those of its longest phase.
     pub out: usize,
     pub source: usize,
     pub taps: usize,
-    pub dilation: usize,
+    /// Elements of the source between neighbouring output positions.
     pub step: usize,
-    pub spread: usize,
-    /// Positions before the first element; negative where the first elements are never read.
+    /// Phases of output positions.
+    pub phases: usize,
+    /// Zeros before the first element; negative where the first elements are never read.
     pub pad: isize,
-    /// Whether kernel elements count from the far end.
-    pub turned: bool,
+    dilation: usize,
+    /// Of an input gradient: the forward padding, and the stride.
+    backward: Option<(isize, usize)>,
 }
 
 impl Axis {
-    /// Positions between the first kernel element's and element `tap`'s.
+    /// The axis of a forward product or a weight gradient: positions of the image and of the result.
+    pub fn forward(image: usize, result: usize, [taps, stride, dilation, pad]: [usize; 4]) -> Axis {
+        Axis { out: result, source: image, taps, step: stride, phases: 1, pad: pad as isize, dilation, backward: None }
+    }
+
+    /// The axis of an input gradient.
+    pub fn backward(image: usize, result: usize, [taps, stride, dilation, pad]: [usize; 4]) -> Axis {
+        let (out, phases, backward) = (image.div_ceil(stride), stride.min(image.max(1)), Some((pad as isize, stride)));
+        let axis = Axis { out, source: result, taps, step: 1, phases, pad: 0, dilation, backward };
+        Axis { pad: -axis.reaches(taps - 1), ..axis }
+    }
+
+    /// The axis of a source that is read as it is.
+    pub fn plain(size: usize) -> Axis {
+        Axis::forward(size, size, [1, 1, 1, 0])
+    }
+
+    /// Whether a position may be out of some kernel elements' reach.
+    pub fn is_phased(&self) -> bool {
+        self.backward.is_some_and(|(_, stride)| stride > 1)
+    }
+
+    /// The source element that a phase's first position reads by kernel element `tap`, which must be one of its own.
+    fn reaches(&self, tap: usize) -> isize {
+        let distance = (tap * self.dilation) as isize;
+        match self.backward {
+            // (first − distance) / stride, rounded up to the first position of the phase.
+            Some((first, stride)) => -(distance - first).div_euclid(stride as isize),
+            None => distance,
+        }
+    }
+
+    /// The phase whose positions kernel element `tap` reaches; it may lie past the last.
+    pub fn phase(&self, tap: usize) -> usize {
+        let distance = (tap * self.dilation) as isize;
+        self.backward.map_or(0, |(first, stride)| (distance - first).rem_euclid(stride as isize) as usize)
+    }
+
+    /// Positions between the first that any kernel element reads and element `tap`'s.
     fn offset(&self, tap: usize) -> usize {
-        self.dilation * if self.turned { self.taps - 1 - tap } else { tap }
+        let first = if self.backward.is_some() { self.reaches(self.taps - 1) } else { 0 };
+        (self.reaches(tap) - first) as usize
     }
 
     /// Positions that `out` output positions read.
     fn extent(&self, out: usize) -> usize {
-        (out.saturating_sub(1)).saturating_mul(self.step).saturating_add((self.taps - 1) * self.dilation + 1)
+        let last = if self.backward.is_some() { 0 } else { self.taps - 1 };
+        (out.saturating_sub(1)).saturating_mul(self.step).saturating_add(self.offset(last) + 1)
     }
 
-    /// The elements of the source among the positions `from + step·(0..count)` of the spread axis, as (first index of the
-    /// range that hits one, its element, indices between hits, elements between hits, hits).
-    fn hits(&self, from: isize, step: usize, count: usize) -> Hits {
-        let (step, spread) = (step as isize, self.spread as isize);
-        // One of `step` and `spread` is 1, so hits are evenly spaced.
-        let every = if step == 1 { spread } else { 1 };
-        let mut first = (-from).max(0).div_euclid(step) + isize::from((-from).max(0).rem_euclid(step) != 0);
-        if step == 1 {
-            first += (spread - (from + first).rem_euclid(spread)) % spread;
-        }
-        let element = (from + first * step) / spread;
-        let stride = if step == 1 { 1 } else { step };
-        let in_range = (count as isize - first + every - 1).max(0) / every;
-        let in_source = (self.source as isize - element + stride - 1).max(0) / stride;
-        Hits { first: first as usize, every: every as usize, element, stride, count: in_range.min(in_source) as usize }
+    /// Whether any kernel element reads positions of this remainder by `step`.
+    fn reads(&self, remainder: usize) -> bool {
+        self.step == 1 || (0..self.taps).any(|tap| self.offset(tap) % self.step == remainder)
+    }
+
+    /// The elements of the source among the positions `from + step·(0..count)`.
+    fn hits(&self, from: isize, count: usize) -> Hits {
+        let up = |distance: isize| distance.max(0).unsigned_abs().div_ceil(self.step);
+        let first = up(-from).min(count);
+        let element = from + (first * self.step) as isize;
+        Hits { first, element, count: up(self.source as isize - element).min(count - first) }
     }
 }
 
-/// See [`Axis::hits`].
+/// See [`Axis::hits`]: the index of the first, its element, and how many there are.
 struct Hits {
     first: usize,
-    every: usize,
     element: isize,
-    stride: isize,
     count: usize,
 }
 
@@ -181,57 +225,46 @@ impl Shape {
     }
 }
 
-/// Copies the part of `channels` that `part` reads, with its padding, to a tile of this shape.
+/// Copies the part of `channels` that `part` reads, with its padding, to a tile of this shape. Rows and remainders of columns that no
+/// kernel element reads are left as they are.
 ///
 /// # Safety
 /// The source has these images and channels, and `to` room for the shape's elements.
-pub(super) unsafe fn fill(from: &Source, axes: &[Axis; 2], channels: Range<usize>, part: &Part, shape: &Shape, to: *mut f32) {
+pub(super) unsafe fn fill(
+    from: &Source,
+    axes: &[Axis; 2],
+    channels: Range<usize>,
+    part: &Part,
+    shape: &Shape,
+    to: *mut f32,
+    lines: pack::Fill,
+) {
     let [image_stride, channel_stride, row_stride, column_stride] = from.strides;
     let origin = |axis: usize, first: usize| (first * axes[axis].step) as isize - axes[axis].pad;
-    let (rows, step) = (axes[0].extent(part.rows.len()), axes[1].step);
-    let row_hits = axes[0].hits(origin(0, part.rows.start), 1, rows);
-    for (i, image) in part.images.clone().enumerate() {
-        for (c, channel) in channels.clone().enumerate() {
-            let from = from.at.wrapping_offset(image as isize * image_stride + channel as isize * channel_stride);
-            // SAFETY: the tile has this channel of this image; hits are rows and columns of the tile and of the source.
+    let (rows, steps) = (axes[0].extent(part.rows.len()), axes.map(|axis| axis.step));
+    let first = from.at.wrapping_offset(part.images.start as isize * image_stride + channels.start as isize * channel_stride);
+    for row in (0..steps[0].min(rows)).filter(|&r| axes[0].reads(r)) {
+        let count = (rows - row).div_ceil(steps[0]);
+        let row_hits = axes[0].hits(origin(0, part.rows.start) + row as isize, count);
+        for column in (0..steps[1]).filter(|&c| axes[1].reads(c)) {
+            let hits = axes[1].hits(origin(1, part.columns.start) + column as isize, shape.segment);
+            let stretch = |rows: Range<usize>, filled: usize| pack::Lines {
+                from: first.wrapping_offset(row_hits.element * row_stride + hits.element * column_stride),
+                to: to.wrapping_add((row + rows.start * steps[0]) * shape.row + column * shape.segment),
+                counts: [part.images.len(), channels.len(), rows.len()],
+                from_strides: [image_stride, channel_stride, row_stride * steps[0] as isize],
+                to_strides: [shape.image, shape.channel, shape.row * steps[0]],
+                stride: column_stride * steps[1] as isize,
+                first: hits.first,
+                count: filled,
+                length: shape.segment,
+            };
+            // SAFETY: these are lines of the tile, and hits are rows and columns of the source.
             unsafe {
-                let to = to.add(i * shape.image + c * shape.channel);
-                let mut next = 0;
-                for hit in 0..row_hits.count {
-                    let row = row_hits.first + hit * row_hits.every;
-                    to.add(next * shape.row).write_bytes(0, (row - next) * shape.row);
-                    let from = from.wrapping_offset((row_hits.element + hit as isize * row_hits.stride) * row_stride);
-                    for remainder in 0..step {
-                        let to = to.add(row * shape.row + remainder * shape.segment);
-                        let first = origin(1, part.columns.start) + remainder as isize;
-                        fill_row(from, column_stride, &axes[1].hits(first, step, shape.segment), shape.segment, to);
-                    }
-                    next = row + 1;
-                }
-                to.add(next * shape.row).write_bytes(0, (rows - next) * shape.row);
-            }
-        }
-    }
-}
-
-/// # Safety
-/// Hits lie inside the source row and the `count` elements at `to`.
-unsafe fn fill_row(from: *const f32, stride: isize, hits: &Hits, count: usize, to: *mut f32) {
-    // SAFETY: as above.
-    unsafe {
-        if hits.count == 0 || hits.every > 1 {
-            to.write_bytes(0, count);
-        } else {
-            to.write_bytes(0, hits.first);
-            to.add(hits.first + hits.count).write_bytes(0, count - hits.first - hits.count);
-        }
-        let (from, to) = (from.wrapping_offset(hits.element * stride), to.add(hits.first.min(count)));
-        let stride = stride * hits.stride;
-        if hits.every == 1 && stride == 1 {
-            to.copy_from_nonoverlapping(from, hits.count);
-        } else {
-            for i in 0..hits.count {
-                *to.add(i * hits.every) = *from.wrapping_offset(i as isize * stride);
+                let end = row_hits.first + row_hits.count;
+                lines(&stretch(0..row_hits.first, 0));
+                lines(&stretch(row_hits.first..end, hits.count));
+                lines(&stretch(end..count, 0));
             }
         }
     }

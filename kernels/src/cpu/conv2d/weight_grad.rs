@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::tile::{Parts, Shape, Source, TILE, fill};
 use super::{Call, Sizes, source};
 use crate::cpu::gemm::drive::{Blocking, MicroPanel, Product, Room, Space, drive};
-use crate::cpu::gemm::micro::{Left, Micro};
+use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::{ROWS, SPLIT_COLUMNS, even, pack, partial_space, share_rows, split_blocks, splits, wanted};
 use crate::cpu::tile::Bound;
 
@@ -93,7 +93,9 @@ struct WeightGrad<'a> {
 unsafe impl Sync for WeightGrad<'_> {}
 
 impl Product for WeightGrad<'_> {
-    const INDIRECT: bool = true;
+    fn indirect(&self) -> bool {
+        true
+    }
 
     fn groups(&self) -> usize {
         self.call.sizes.groups
@@ -148,11 +150,11 @@ impl Product for WeightGrad<'_> {
             }
             let first = group * sizes.source;
             let tile = to.add(self.tables());
-            fill(&self.image, &sizes.axes, first + channels.start..first + channels.end, &part, &shape, tile);
+            fill(&self.image, &sizes.axes, first + channels.start..first + channels.end, &part, &shape, tile, self.call.kernel.micro.fill);
         }
     }
 
-    unsafe fn panel(&self, row: usize, _block: usize, left: *const f32) -> Left {
+    unsafe fn panel(&self, _group: usize, _rows: &Range<usize>, row: usize, _block: usize, left: *const f32) -> Left {
         // SAFETY: as laid out by `left`.
         unsafe {
             let table = left.cast::<i32>();
@@ -163,7 +165,7 @@ impl Product for WeightGrad<'_> {
 
     unsafe fn right(&self, _group: usize, _strip: usize, _block: usize, _to: *mut f32) {}
 
-    unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> (*const f32, usize) {
+    unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> Right {
         let [image, stride, row, step] = self.gradient.strides;
         let part = self.parts.get(at.block);
         let channel = (at.group * self.call.sizes.other + at.columns.start) as isize;
@@ -180,7 +182,7 @@ impl Product for WeightGrad<'_> {
                 packed += length;
             }
         }
-        (to, at.width)
+        Right::packed(to, at.width)
     }
 
     unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8) {

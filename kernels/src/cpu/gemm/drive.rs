@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::micro::{Left, Micro};
+use super::micro::{Left, Micro, Right};
 use crate::cpu::Team;
 
 /// Alignment of every buffer in a workspace, in bytes.
@@ -25,7 +25,7 @@ const SERIAL_WORK: usize = 1 << 16;
 /// Buffers are as large as [`Space`] says; ranges lie inside the product; nothing else uses the buffers meanwhile.
 pub(in super::super) trait Product: Sync {
     /// Whether left panels are walked by tables instead of packed.
-    const INDIRECT: bool;
+    fn indirect(&self) -> bool;
     /// Independent products.
     fn groups(&self) -> usize;
     /// Groups with equal numbers have the same left operand.
@@ -42,13 +42,17 @@ pub(in super::super) trait Product: Sync {
     fn depth_blocks(&self) -> usize;
     /// Prepares `rows` of the left operand for a block of the contracted axis, in panels of `panel` rows.
     unsafe fn left(&self, group: usize, rows: Range<usize>, panel: usize, block: usize, to: *mut f32);
-    /// The panel that starts `row` rows into what [`Product::left`] prepared.
-    unsafe fn panel(&self, row: usize, block: usize, left: *const f32) -> Left;
+    /// The panel that starts `row` rows into what [`Product::left`] prepared for `rows`.
+    unsafe fn panel(&self, group: usize, rows: &Range<usize>, row: usize, block: usize, left: *const f32) -> Left;
     /// Prepares what the micro-panels of a strip have in common.
     unsafe fn right(&self, group: usize, strip: usize, block: usize, to: *mut f32);
-    /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or found where it is: its address and the
-    /// elements between two steps.
-    unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> (*const f32, usize);
+    /// The columns from `column` on that take the same steps of a block.
+    unsafe fn stretch(&self, strip: usize, _column: usize, block: usize, _right: *const f32) -> Stretch {
+        let end = self.strip(strip).end;
+        Stretch { end, next: end, steps: 0..self.depth(block).len() }
+    }
+    /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or found where it is.
+    unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right;
     /// Takes a finished block.
     unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8);
 }
@@ -58,11 +62,21 @@ pub(in super::super) struct MicroPanel {
     pub group: usize,
     pub block: usize,
     pub columns: Range<usize>,
+    /// Its steps of the block.
+    pub steps: Range<usize>,
     /// The strip they are part of.
     pub strip: usize,
     pub width: usize,
     /// How many left panels will meet it.
     pub panels: usize,
+}
+
+/// Columns that take the same steps of a block.
+pub(in super::super) struct Stretch {
+    pub end: usize,
+    /// Where the next ones start: there may be columns between them that mean nothing.
+    pub next: usize,
+    pub steps: Range<usize>,
 }
 
 /// How the result is cut.
@@ -134,12 +148,12 @@ pub(in super::super) struct Room<'a> {
 unsafe impl Sync for Room<'_> {}
 
 /// One worker's part of the workspace.
-struct Slot {
-    left: *mut f32,
-    right: *mut f32,
-    micro_panel: *mut f32,
-    acc: *mut f32,
-    scratch: *mut u8,
+pub(in super::super) struct Slot {
+    pub left: *mut f32,
+    pub right: *mut f32,
+    pub micro_panel: *mut f32,
+    pub acc: *mut f32,
+    pub scratch: *mut u8,
 }
 
 impl Room<'_> {
@@ -158,8 +172,11 @@ impl Room<'_> {
         unsafe { self.workspace.add(self.threads * self.space.offsets()[5]).cast() }
     }
 
-    /// Runs `task(number, slot)` for every task, in ascending order on each of several workers.
-    unsafe fn tasks(&self, tasks: usize, serial: bool, task: impl Fn(usize, &Slot, &mut usize) + Sync) {
+    /// Runs `task(number, slot)` for every task, in ascending order on each of several workers. (`serial`: on one.)
+    ///
+    /// # Safety
+    /// The workspace has the bytes of the space, and nobody else uses it.
+    pub unsafe fn tasks(&self, tasks: usize, serial: bool, task: impl Fn(usize, &Slot, &mut usize) + Sync) {
         let workers = if serial { 1 } else { self.threads.min(self.team.threads()).min(tasks) };
         let next = AtomicUsize::new(0);
         self.team.run(workers, &|slot, _| {
@@ -269,25 +286,27 @@ impl<P: Product> Job<'_, P> {
     /// Adds one block of the contracted axis to the sums of a block of the result.
     unsafe fn sweep(&self, cut: &Cut, block: usize, left: *const f32, slot: &Slot, acc: *mut f32, add: bool) {
         let Job { product, micro, .. } = self;
-        let depth = product.depth(block).len();
         let panel = panel_rows(cut.rows.len(), micro.rows);
+        let panels = cut.rows.len().div_ceil(panel);
         let mut from = cut.columns.start;
         while from < cut.columns.end {
-            let width = micro.width(cut.columns.end - from);
-            let to = (from + width).min(cut.columns.end);
-            let panels = cut.rows.len().div_ceil(panel);
-            let at = MicroPanel { group: cut.group, block, columns: from..to, strip: cut.strip, width, panels };
-            // SAFETY: as for `block`; a micro-panel is `depth · width` elements, and blocks have room for whole vectors.
+            // SAFETY: as for `block`; a micro-panel is at most `depth · width` elements, and blocks have room for whole vectors.
             unsafe {
-                let (right, right_stride) = product.micro_panel(at, slot.right, slot.micro_panel);
+                let Stretch { end, next, steps } = product.stretch(cut.strip, from, block, slot.right);
+                let width = micro.width(end - from);
+                let to = (from + width).min(end);
+                let (first, depth) = (steps.start, steps.len());
+                let at = MicroPanel { group: cut.group, block, columns: from..to, steps, strip: cut.strip, width, panels };
+                let right = product.micro_panel(at, slot.right, slot.micro_panel);
                 for row in (0..cut.rows.len()).step_by(panel) {
                     let height = panel.min(cut.rows.len() - row);
-                    let left = product.panel(row, block, left);
+                    let left = product.panel(cut.group, &cut.rows, row, block, left);
                     let acc = acc.add(row * self.stride() + from - cut.columns.start);
-                    micro.kernel(P::INDIRECT, height, width)(depth, left, right, right_stride, acc, self.stride(), add);
+                    let left = left.from(first, height, product.indirect());
+                    micro.kernel(product.indirect(), height, &right, width)(depth, left, right, acc, self.stride(), add);
                 }
+                from = if to == end { next } else { to };
             }
-            from = to;
         }
     }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::super::Isa;
 use super::pack;
+use super::planes;
 use super::simd::{Portable, Simd};
 
 /// A panel of the left operand: element (row i, step k) at `base + rows[i] + steps[k]`, or, for packed panels of R rows,
@@ -20,9 +21,33 @@ pub(in super::super) struct Left {
     pub steps: *const i32,
 }
 
-/// `acc[i·acc_stride + j] (+)= Σₖ left(i, k) · right[k·right_stride + j]`, for k below `depth`; the sum starts from 0 or,
-/// with `add`, is added to what `acc` holds.
-type Kernel = unsafe fn(depth: usize, left: Left, right: *const f32, right_stride: usize, acc: *mut f32, acc_stride: usize, add: bool);
+impl Left {
+    /// The same panel of `rows` rows from a later step on.
+    pub unsafe fn from(self, step: usize, rows: usize, indirect: bool) -> Left {
+        // SAFETY: the caller's panel has this step.
+        unsafe { if indirect { Left { steps: self.steps.add(step), ..self } } else { Left { base: self.base.add(step * rows), ..self } } }
+    }
+}
+
+/// A micro-panel of the right operand: vector c of step k at `at + k·stride + c·lanes` or, if there are `steps`, at
+/// `at + steps[k] + c·stride`, inside a tile that nobody has packed.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Right {
+    pub at: *const f32,
+    pub stride: usize,
+    pub steps: *const i32,
+}
+
+impl Right {
+    /// A micro-panel of steps that are `stride` apart.
+    pub fn packed(at: *const f32, stride: usize) -> Right {
+        Right { at, stride, steps: std::ptr::null() }
+    }
+}
+
+/// `acc[i·acc_stride + j] (+)= Σₖ left(i, k) · right(k, j)`, for k below `depth`; the sum starts from 0 or, with `add`, is
+/// added to what `acc` holds.
+type Kernel = unsafe fn(depth: usize, left: Left, right: Right, acc: *mut f32, acc_stride: usize, add: bool);
 
 /// The micro-kernels and packing of one instruction set.
 pub(in super::super) struct Micro {
@@ -32,8 +57,13 @@ pub(in super::super) struct Micro {
     pub lanes: usize,
     packed: &'static [[Kernel; 2]],
     indirect: &'static [[Kernel; 2]],
+    /// For packed left panels and right ones in a tile.
+    tiled: &'static [[Kernel; 2]],
     pub pack: pack::Pack,
     pub gather: pack::Gather,
+    pub fill: pack::Fill,
+    pub convolve: planes::Convolve,
+    pub correlate: planes::Correlate,
 }
 
 /// How a kernel finds the elements of its left panel.
@@ -81,12 +111,38 @@ impl Walk for Indirect {
     }
 }
 
+/// How a kernel finds the vectors of its right panel.
+trait Find: Copy {
+    unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32;
+}
+
+#[derive(Clone, Copy)]
+struct Panel;
+
+#[derive(Clone, Copy)]
+struct Tile;
+
+impl Find for Panel {
+    #[inline(always)]
+    unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
+        // SAFETY: the caller stays inside the panel.
+        unsafe { right.at.add(step * right.stride + c * S::LANES) }
+    }
+}
+
+impl Find for Tile {
+    #[inline(always)]
+    unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
+        // SAFETY: the table covers every step, and names elements of the tile around `at`.
+        unsafe { right.at.offset(*right.steps.add(step) as isize).add(c * right.stride) }
+    }
+}
+
 #[inline(always)]
-unsafe fn kernel<S: Simd, W: Walk, const R: usize, const C: usize>(
+unsafe fn kernel<S: Simd, W: Walk, F: Find, const R: usize, const C: usize>(
     depth: usize,
     left: Left,
-    right: *const f32,
-    right_stride: usize,
+    right: Right,
     acc: *mut f32,
     acc_stride: usize,
     add: bool,
@@ -97,7 +153,7 @@ unsafe fn kernel<S: Simd, W: Walk, const R: usize, const C: usize>(
         let mut b = [S::zero(); C];
         for step in 0..depth {
             for (c, b) in b.iter_mut().enumerate() {
-                *b = S::load(right.add(step * right_stride + c * S::LANES));
+                *b = S::load(F::vector::<S>(&right, step, c));
             }
             let at = W::step::<R>(&left, step);
             for (r, sum) in sum.iter_mut().enumerate() {
@@ -121,8 +177,8 @@ unsafe fn kernel<S: Simd, W: Walk, const R: usize, const C: usize>(
 
 /// The table of kernels by rows − 1 and vectors − 1.
 macro_rules! table {
-    ($function:ident, $walk:ty, $($rows:literal)+) => {
-        &[$([$function::<$walk, $rows, 1>, $function::<$walk, $rows, 2>]),+]
+    ($function:ident, $walk:ty, $find:ty, $($rows:literal)+) => {
+        &[$([$function::<$walk, $find, $rows, 1>, $function::<$walk, $find, $rows, 2>]),+]
     };
 }
 
@@ -131,11 +187,11 @@ macro_rules! micro {
     ($name:ident, $simd:ty, [$($feature:literal)?], $($rows:literal)+) => {
         static $name: Micro = {
             $(#[target_feature(enable = $feature)])?
-            unsafe fn run<W: Walk, const R: usize, const C: usize>(
-                depth: usize, left: Left, right: *const f32, right_stride: usize, acc: *mut f32, acc_stride: usize, add: bool,
+            unsafe fn run<W: Walk, F: Find, const R: usize, const C: usize>(
+                depth: usize, left: Left, right: Right, acc: *mut f32, acc_stride: usize, add: bool,
             ) {
                 // SAFETY: this function's caller keeps the same promises, and its features are S's.
-                unsafe { kernel::<$simd, W, R, C>(depth, left, right, right_stride, acc, acc_stride, add) }
+                unsafe { kernel::<$simd, W, F, R, C>(depth, left, right, acc, acc_stride, add) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn pack(from: pack::Source, count: usize, depth: usize, to: *mut f32, width: usize) {
@@ -147,13 +203,32 @@ macro_rules! micro {
                 // SAFETY: as above.
                 unsafe { pack::gather::<$simd>(base, steps, pieces, vectors, to) }
             }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn fill(lines: &pack::Lines) {
+                // SAFETY: as above.
+                unsafe { pack::fill::<$simd>(lines) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn convolve(planes: &planes::Planes) {
+                // SAFETY: as above.
+                unsafe { planes::convolve::<$simd>(planes) }
+            }
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn correlate(planes: &planes::Planes) {
+                // SAFETY: as above.
+                unsafe { planes::correlate::<$simd>(planes) }
+            }
             Micro {
                 rows: [$($rows),+].len(),
                 lanes: <$simd>::LANES,
-                packed: table!(run, Packed, $($rows)+),
-                indirect: table!(run, Indirect, $($rows)+),
+                packed: table!(run, Packed, Panel, $($rows)+),
+                indirect: table!(run, Indirect, Panel, $($rows)+),
+                tiled: table!(run, Packed, Tile, $($rows)+),
                 pack,
                 gather,
+                fill,
+                convolve,
+                correlate,
             }
         };
     };
@@ -187,9 +262,14 @@ impl Micro {
         if columns <= self.lanes { self.lanes } else { self.columns() }
     }
 
-    /// The kernel for a packed or an indirect left panel of `rows` rows and a block `width` wide.
-    pub fn kernel(&self, indirect: bool, rows: usize, width: usize) -> Kernel {
-        let table = if indirect { self.indirect } else { self.packed };
+    /// The kernel for a packed or an indirect left panel of `rows` rows, and a right one `width` wide. The right panel of
+    /// an indirect left one is packed.
+    pub fn kernel(&self, indirect: bool, rows: usize, right: &Right, width: usize) -> Kernel {
+        let table = match (indirect, right.steps.is_null()) {
+            (true, _) => self.indirect,
+            (false, true) => self.packed,
+            (false, false) => self.tiled,
+        };
         table[rows - 1][width / self.lanes - 1]
     }
 }

@@ -112,3 +112,76 @@ pub(super) unsafe fn gather<S: Simd>(base: *const f32, steps: &[i32], pieces: &[
         }
     }
 }
+
+/// Lines of a padded copy: line (i, j, k), for indices below `counts`, is `length` elements at `to + Σ index·to_stride`: zeros but
+/// for `count` elements after the first `first`, which are read `stride` apart from `from + Σ index·from_stride`.
+pub(in super::super) struct Lines {
+    pub from: *const f32,
+    pub to: *mut f32,
+    pub counts: [usize; 3],
+    pub from_strides: [isize; 3],
+    pub to_strides: [usize; 3],
+    pub stride: isize,
+    pub first: usize,
+    pub count: usize,
+    pub length: usize,
+}
+
+/// Writes [`Lines`].
+pub(in super::super) type Fill = unsafe fn(lines: &Lines);
+
+#[inline(always)]
+pub(super) unsafe fn fill<S: Simd>(lines: &Lines) {
+    let at = |index: [usize; 3]| {
+        let offsets = (0..3).map(|k| (index[k] as isize * lines.from_strides[k], index[k] * lines.to_strides[k]));
+        let (from, to) = offsets.fold((0, 0), |(f, t), (df, dt)| (f + df, t + dt));
+        (lines.from.wrapping_offset(from), lines.to.wrapping_add(to))
+    };
+    for i in 0..lines.counts[0] {
+        for j in 0..lines.counts[1] {
+            for k in 0..lines.counts[2] {
+                let (from, to) = at([i, j, k]);
+                // SAFETY: the caller enables S's instruction set and gives lines that may be written and elements that may be read.
+                unsafe { line::<S>(lines, from, to) };
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn line<S: Simd>(lines: &Lines, from: *const f32, to: *mut f32) {
+    let Lines { stride, first, count, length, .. } = *lines;
+    // SAFETY: as above. A vector at the end of a line is stored in part, and lanes outside of the elements are not read.
+    unsafe {
+        if stride == 1 || count == 0 {
+            let lanes = |from: isize| if from <= 0 { 0 } else { u32::MAX >> (32 - from.min(32)) };
+            let mut i = 0;
+            while i < length {
+                let before = first as isize - i as isize;
+                let mask = lanes(before + count as isize) & !lanes(before);
+                let v = S::load_mask(from.wrapping_offset(-before), mask & lanes(S::LANES as isize));
+                if length - i < S::LANES {
+                    S::store_first(to.add(i), v, length - i);
+                } else {
+                    S::store(to.add(i), v);
+                }
+                i += S::LANES;
+            }
+            return;
+        }
+        for i in (0..first).chain(first + count..length) {
+            *to.add(i) = 0.0;
+        }
+        let to = to.add(first);
+        if stride == 2 {
+            // (A stride that the compiler knows.)
+            for i in 0..count {
+                *to.add(i) = *from.add(2 * i);
+            }
+        } else {
+            for i in 0..count {
+                *to.add(i) = *from.offset(i as isize * stride);
+            }
+        }
+    }
+}

@@ -24,6 +24,8 @@ pub(super) trait Simd: Copy {
     unsafe fn or(a: Self::V, b: Self::V) -> Self::V;
     /// `to[j·to_stride + i] = from[i·from_stride + j]` for i below `rows` ≤ 8 and j below 8.
     unsafe fn transpose(from: *const f32, from_stride: isize, rows: usize, to: *mut f32, to_stride: usize);
+    /// Stores the first `count` lanes, fewer than all.
+    unsafe fn store_first(to: *mut f32, v: Self::V, count: usize);
     /// Copies `count` elements, at most a vector's.
     unsafe fn copy(from: *const f32, to: *mut f32, count: usize);
 }
@@ -88,6 +90,13 @@ impl Simd for Portable {
                 // SAFETY: the caller gives readable and writable blocks of these shapes.
                 unsafe { *to.add(j * to_stride + i) = *from.offset(i as isize * from_stride).add(j) };
             }
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_first(to: *mut f32, v: [f32; 4], count: usize) {
+        for (i, x) in v.into_iter().enumerate().take(count) {
+            // SAFETY: the caller gives `count` writable elements.
+            unsafe { *to.add(i) = x };
         }
     }
     #[inline(always)]
@@ -172,6 +181,11 @@ mod x86 {
                     store_first(to.add(j * to_stride), column, rows);
                 }
             }
+        }
+        #[inline(always)]
+        unsafe fn store_first(to: *mut f32, v: __m256, count: usize) {
+            // SAFETY: callers enable AVX2 and give `count` writable elements.
+            unsafe { store_first(to, v, count) }
         }
         #[inline(always)]
         unsafe fn copy(from: *const f32, to: *mut f32, count: usize) {
@@ -305,6 +319,11 @@ mod x86 {
                     _mm256_mask_storeu_ps(to.add(j * to_stride), mask, column);
                 }
             }
+        }
+        #[inline(always)]
+        unsafe fn store_first(to: *mut f32, v: __m512, count: usize) {
+            // SAFETY: callers enable AVX-512 and give `count` writable elements; the mask keeps to them.
+            unsafe { _mm512_mask_storeu_ps(to, ((1u32 << count) - 1) as u16, v) }
         }
         #[inline(always)]
         unsafe fn copy(from: *const f32, to: *mut f32, count: usize) {

@@ -132,9 +132,11 @@ fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
     let mut votes = 0;
     for operand in spec.operands.iter().filter(|o| !o.strides[kept..].iter().all(|s| s.is(0))) {
         let (k, f) = (operand.strides[kept_axis].at(bound).unsigned_abs(), operand.strides[folded_axis].at(bound).unsigned_abs());
+        // What lies flat along the other axis is little memory, and counts little.
+        let weight = if k == 0 || f == 0 { 1 } else { 16 };
         votes += match (k, f) {
-            (_, 1) => -1,
-            (1, _) => 1,
+            (_, 1) => -weight,
+            (1, _) => weight,
             _ => 0,
         };
     }

@@ -28,7 +28,7 @@ pub(crate) struct Bound<'a> {
     /// One for each operand and index: never more than fit without the heap.
     pub(super) walks: SmallVec<[Walk; MAX_WALKS]>,
     /// Which operands are written in place of one that is read, by bit.
-    pub(super) aliased: u32,
+    pub(super) aliased: u64,
     axes: usize,
     dims: [usize; AXES],
     /// The first of the trailing axes that every walk can take as one.

@@ -34,7 +34,7 @@ pub(crate) const MAX_AXES: usize = 8;
 /// Axes of a launch: one more, so that a space without rows or columns can be given them.
 pub(crate) const AXES: usize = MAX_AXES + 1;
 /// Most operands and indices of a spec's code. With [`MAX_AXES`], this lets a launch resolve all strides without allocating.
-pub(crate) const MAX_WALKS: usize = 32;
+pub(crate) const MAX_WALKS: usize = 48;
 
 /// The compiled `code` of a spec.
 pub(crate) struct TileCode {
@@ -42,7 +42,7 @@ pub(crate) struct TileCode {
     /// Stored types of the operands.
     dtypes: Vec<DType>,
     /// Which operands are read, by bit.
-    read: u32,
+    read: u64,
     /// Lanes of the buffer of each value that is kept for a whole row.
     kept_lanes: usize,
     /// Byte offsets inside the scratch memory, and its size.

@@ -5,6 +5,9 @@ use super::state::State;
 /// Up to how many units of height sums are kept as bits.
 const UNITS_MAX: u64 = 4096;
 
+/// Up to how many items the sums of a higher section are listed: there are two to this many.
+const LISTED_MAX: usize = 10;
+
 /// Sums of sizes as bits.
 #[derive(Clone, Default)]
 pub(super) struct Sums {
@@ -15,9 +18,57 @@ pub(super) struct Sums {
     joints: Vec<u64>,
     /// (lowest top, size) of each item.
     tops: Vec<(u64, u64)>,
+    list: List,
+}
+
+/// Sums of sizes in rising order.
+#[derive(Clone, Default)]
+struct List {
+    all: Vec<u64>,
+    copy: Vec<u64>,
+    joints: Vec<u64>,
+}
+
+impl List {
+    fn shift_in(&mut self, size: u64) {
+        std::mem::swap(&mut self.all, &mut self.copy);
+        self.all.clear();
+        let mut shifted = self.copy.iter().map(|sum| sum + size).peekable();
+        for &sum in &self.copy {
+            while let Some(other) = shifted.next_if(|&other| other <= sum) {
+                if other < sum {
+                    self.all.push(other);
+                }
+            }
+            self.all.push(sum);
+        }
+        self.all.extend(shifted);
+    }
+
+    fn settle(&mut self, from: u64, to: u64) {
+        let at = |bound: u64| self.all.partition_point(|&sum| sum < bound);
+        self.joints.extend_from_slice(&self.all[at(from)..at(to.max(from))]);
+    }
+
+    fn next(&self, from: u64) -> Option<u64> {
+        self.joints.get(self.joints.partition_point(|&joint| joint < from)).copied()
+    }
 }
 
 impl Sums {
+    /// Nothing but the sum of nothing; bits for sums up to `room`.
+    fn clear(&mut self, room: u64) {
+        let words = (room / 64 + 1) as usize;
+        self.all.clear();
+        self.all.resize(words, 0);
+        self.all[0] = 1;
+        self.joints.clear();
+        self.joints.resize(words, 0);
+        self.list.all.clear();
+        self.list.all.push(0);
+        self.list.joints.clear();
+    }
+
     /// Adds each sum plus `size` to the sums, none of which is above `highest`.
     fn shift_in(&mut self, size: u64, highest: u64) {
         let (words, bits) = ((size / 64) as usize, size % 64);
@@ -63,7 +114,7 @@ impl State {
     /// Whether every byte of a section above its floor is needed, and sums are few enough to look at.
     pub(super) fn is_tight(&self, section: usize) -> bool {
         let room = self.limit - self.floor[section];
-        self.rest[section] == room && room <= UNITS_MAX && !self.aligned
+        self.rest[section] == room && (room <= UNITS_MAX || self.waiting(section).len() <= LISTED_MAX) && !self.aligned
     }
 
     /// Lifts the items of a tight section to where the sizes of others add up to, so that nothing is wasted below: below an
@@ -71,12 +122,8 @@ impl State {
     pub(super) fn lift_to_joints(&mut self, section: usize, sums: &mut Sums) -> bool {
         let floor = self.floor[section];
         let room = self.limit - floor;
-        let words = (room / 64 + 1) as usize;
-        sums.all.clear();
-        sums.all.resize(words, 0);
-        sums.all[0] = 1;
-        sums.joints.clear();
-        sums.joints.resize(words, 0);
+        let listed = room > UNITS_MAX;
+        sums.clear(if listed { 0 } else { room });
         sums.tops.clear();
         sums.tops.extend(self.waiting(section).iter().map(|&j| {
             let size = self.items[j as usize].size;
@@ -86,16 +133,25 @@ impl State {
         let (mut from, mut highest) = (0, 0);
         for k in 0..sums.tops.len() {
             let (top, size) = sums.tops[k];
-            sums.settle(from, top);
+            if listed {
+                sums.list.settle(from, top);
+                sums.list.shift_in(size);
+            } else {
+                sums.settle(from, top);
+                sums.shift_in(size, highest);
+            }
             from = top;
-            sums.shift_in(size, highest);
             highest += size;
         }
-        sums.settle(from, room + 1);
+        if listed {
+            sums.list.settle(from, room + 1);
+        } else {
+            sums.settle(from, room + 1);
+        }
         for k in 0..self.waiting(section).len() {
             let j = self.waiting(section)[k];
             let lowest = self.lowest[j as usize] - floor;
-            match sums.next(lowest) {
+            match if listed { sums.list.next(lowest) } else { sums.next(lowest) } {
                 Some(joint) if joint == lowest => {}
                 Some(joint) if joint + self.items[j as usize].size <= room => self.lift(j, floor + joint),
                 _ => return false,

@@ -19,7 +19,7 @@ const LEAST_STEPS: usize = 10;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// mlp, cnn, gemm or chain
+    /// A built-in model, gemm or chain
     what: Subject,
     /// Examples in a training step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
@@ -46,7 +46,7 @@ pub struct Args {
     /// chain: the gradient with respect to x instead of the sum
     #[arg(long)]
     grad: bool,
-    /// Models: also the mean time of each kernel, in the order they run
+    /// Models: also the fastest time of each kernel, in the order they run
     #[arg(long)]
     kernels: bool,
     /// One JSON object instead of text

@@ -9,7 +9,7 @@ use crate::output::{Times, line, table};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// mlp or cnn
+    /// A built-in model, such as cnn, resnet20 or gpt
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     model: Option<Model>,
     /// Every built-in model

@@ -51,32 +51,31 @@ pub fn run(args: &Args) -> Result<()> {
     told.map(|(at, p)| (at + 1, &p.again)).try_for_each(|(at, again)| line(format_args!("{at}: {again}")))
 }
 
-fn plan<T>(args: &Args, budget: Budget, of: impl FnOnce(&Plan) -> T) -> Result<T> {
+fn plan(args: &Args, budget: Budget) -> Result<Plan> {
     let params = Params::seeded(0);
     let network = args.model.build(&params);
-    let mut session = Session::new(args.device, params)?.with_budget(budget);
-    let program = network.training(&mut session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
-    Ok(of(program.plan()))
+    let session = Session::new(args.device, params)?.with_budget(budget);
+    network.plan_training(&session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))
 }
 
 /// From the largest slab to the smallest; a budget that nothing was found for is left out.
 fn points(args: &Args) -> Result<Vec<Point>> {
-    let all = plan(args, Budget::Unlimited, Plan::slab_bytes)?;
-    let least = match plan(args, Budget::Fraction(0.0), Plan::slab_bytes) {
+    let all = plan(args, Budget::Unlimited)?.slab_bytes();
+    let least = match plan(args, Budget::Fraction(0.0)) {
         Err(Error::Budget { slab, .. }) => slab.0,
-        other => other?,
+        other => other?.slab_bytes(),
     };
     let mut points: Vec<Point> = Vec::new();
     for at in 0..BUDGETS {
         let budget = all - (all - least.min(all)) * at / (BUDGETS - 1);
-        let point = |plan: &Plan| Point {
+        let point = |plan: Plan| Point {
             budget,
             slab: plan.slab_bytes(),
             runs: plan.again().tasks.len(),
             overhead: plan.again().overhead,
-            again: told(plan),
+            again: told(&plan),
         };
-        match plan(args, Budget::Fraction(budget as f64 / all.max(1) as f64), point) {
+        match plan(args, Budget::Fraction(budget as f64 / all.max(1) as f64)).map(point) {
             Ok(point) if points.last().is_some_and(|last| last.slab == point.slab) => {}
             Ok(point) => points.push(point),
             Err(Error::Budget { .. }) => {}

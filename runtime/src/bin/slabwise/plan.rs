@@ -11,7 +11,7 @@ use crate::output::line;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// mlp or cnn
+    /// A built-in model, such as cnn, resnet50, gpt2 or gpt:layers=6,width=384
     pub model: Model,
     /// Examples in a step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
@@ -46,15 +46,14 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let params = Params::seeded(0);
     let network = args.model.build(&params);
-    let mut session = Session::new(args.device, params)?.with_budget(args.budget);
-    let program = network.training(&mut session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
-    let plan = program.plan();
+    let session = Session::new(args.device, params)?.with_budget(args.budget);
+    let plan = network.plan_training(&session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
     if let Some(path) = &args.svg {
         plan.write_svg(path)?;
     }
     if !args.json {
         line(format_args!("{} · batch {}", args.model, args.batch))?;
-        line(plan)?;
+        line(&plan)?;
         if args.kernels {
             for (at, name) in plan.steps().enumerate() {
                 line(format_args!("{at:>5}  {name}"))?;

@@ -4,7 +4,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::spec::Dims;
 
-use super::Builder;
+use super::{Builder, view};
 use crate::ops::{Emit, NodeId, Op};
 
 /// Whether a value is this number, of either numeric lane (zeros of both signs are 0).
@@ -41,7 +41,7 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dtype: D
         S::Add => match (under(b, x, S::Neg), under(b, y, S::Neg)) {
             (_, Some(y)) => Some(b.scalar(S::Sub, &[x, y])),
             (Some(x), None) => Some(b.scalar(S::Sub, &[y, x])),
-            (None, None) => None,
+            (None, None) => view::neighbours(b, x, y, dims),
         },
         // x − 0 = x.
         S::Sub if is(cy, 0) => keep(b, x),
@@ -102,6 +102,8 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dtype: D
             _ => None,
         },
         S::Select => select(b, inputs, dtype),
+        // Derivatives were taken while the graph was written.
+        S::Detach => keep(b, x),
         _ => None,
     }
 }

@@ -40,6 +40,21 @@ pub(super) fn rewrite(b: &mut Builder, op: &Op, inputs: &[NodeId], dims: &Dims) 
         Op::Slice { step, .. } | Op::Pad { step, .. } if unchanged && step.iter().all(|&s| s == 1) => Some(x),
         Op::Slice { start, step } => slice(b, start, step, x, dims),
         Op::Concat { .. } if inputs.len() == 1 => Some(x),
+        Op::Concat { axis } => {
+            // The parts of a part are parts, and what is written into it can be written into the whole.
+            let parts = |&i: &NodeId| if b.op(i) == op { b.new.node(i).inputs.to_vec() } else { vec![i] };
+            let flat: Vec<NodeId> = inputs.iter().flat_map(parts).collect();
+            let dtype = b.dtype(x);
+            if flat.len() > inputs.len() {
+                return Some(b.emit(Op::Concat { axis: *axis }, &flat, dtype, dims.clone()));
+            }
+            let (parts, inner) = divided(b, *axis, inputs)?;
+            let mut apart = dims.clone();
+            apart[*axis] = parts.iter().try_fold(Size::ZERO, |n, &part| n.checked_add(b.dims(part)[*axis]))?;
+            apart.insert(*axis + 1, inner);
+            let joined = b.emit(Op::Concat { axis: *axis }, &parts, dtype, apart);
+            Some(b.emit(Op::Reshape, &[joined], dtype, dims.clone()))
+        }
         _ => None,
     }
 }
@@ -96,6 +111,49 @@ fn part_of(b: &Builder, axis: usize, parts: &[NodeId], start: Size, step: u32, n
         offset = offset.checked_add(length)?;
     }
     None
+}
+
+/// The tensors of which the parts of a concatenation are reshapes that join its axis with the next one, and the length of that, if
+/// it is the same in all: heads side by side. Then these can be concatenated, and the parts need not be written before the whole.
+fn divided(b: &Builder, axis: usize, parts: &[NodeId]) -> Option<(Vec<NodeId>, Size)> {
+    let apart = |&part: &NodeId| {
+        let (from, to) = (b.dims((*b.op(part) == Op::Reshape).then(|| b.operand(part))?), b.dims(part));
+        let joined = from.len() == to.len() + 1 && from[..axis] == to[..axis] && from[axis + 2..] == to[axis + 1..];
+        (joined && from[axis].checked_mul(from[axis + 1]) == Some(to[axis])).then(|| (b.operand(part), from[axis + 1]))
+    };
+    let found: Vec<(NodeId, Size)> = parts.iter().map(apart).collect::<Option<_>>()?;
+    let inner = found.first()?.1;
+    found.iter().all(|part| part.1 == inner).then(|| (found.into_iter().map(|part| part.0).collect(), inner))
+}
+
+/// A sum of neighbours, each on a canvas of zeros: both side by side on one, as the parts of a split give their gradients back.
+/// (x + 0 = x, but for −0 + 0 = 0.)
+pub(super) fn neighbours(b: &mut Builder, x: NodeId, y: NodeId, dims: &Dims) -> Option<NodeId> {
+    let placed = |id: NodeId| {
+        let node = b.new.node(id);
+        let Op::Pad { start, step, value: Value::F32(0.0) } = &node.op else { return None };
+        step.iter().all(|&s| s == 1).then(|| (node.inputs[0], start.clone()))
+    };
+    let [(first, start), (second, behind)] = [placed(x)?, placed(y)?];
+    let axis = (0..dims.len()).find(|&i| start[i] != behind[i])?;
+    let meets = |part: NodeId, start: &Dims, behind: &Dims| start[axis].checked_add(b.dims(part)[axis]) == Some(behind[axis]);
+    let (parts, start, behind) = if meets(first, &start, &behind) {
+        ([first, second], start, behind)
+    } else if meets(second, &behind, &start) {
+        ([second, first], behind, start)
+    } else {
+        return None;
+    };
+    let [one, other] = parts.map(|part| b.dims(part));
+    if (0..dims.len()).any(|i| i != axis && (start[i] != behind[i] || one[i] != other[i])) {
+        return None;
+    }
+    let mut both = one.clone();
+    both[axis] = one[axis].checked_add(other[axis])?;
+    let dtype = b.dtype(x);
+    let step = SmallVec::from_elem(1, dims.len());
+    let joined = b.emit(Op::Concat { axis }, &parts, dtype, both);
+    Some(b.emit(Op::Pad { start, step, value: Value::F32(0.0) }, &[joined], dtype, dims.clone()))
 }
 
 /// A simpler node for a fold: along an axis of length 1 there is nothing to fold.

@@ -1,5 +1,7 @@
 //! Every operation's gradient, and the gradient of that gradient, against central differences in double precision.
 
+mod composites;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::collections::BTreeSet;
@@ -19,31 +21,101 @@ const STEP: f64 = 3e-5;
 /// Error allowed, of 1 + the value. The scalar table's irrational constants are f32: they alone are off by up to 4e-8.
 const TOLERANCE: f64 = 1e-6;
 
-type Build = Box<dyn Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>>;
-
-/// A function of arrays: `build` adds it to a graph.
-struct Case {
+/// A function of the inputs and variables of a graph.
+struct Function {
     name: String,
-    arguments: Vec<Array>,
-    build: Build,
+    graph: Graph,
+    /// What it is a function of.
+    of: Vec<NodeId>,
+    values: Vec<NodeId>,
 }
 
-impl Case {
-    fn new(name: impl Into<String>, arguments: Vec<Array>, build: impl Fn(&mut Graph, &[NodeId]) -> NodeId + 'static) -> Case {
-        Case { name: name.into(), arguments, build: Box::new(move |g, x| vec![build(g, x)]) }
+impl Function {
+    /// The function that `build` adds to an empty graph with inputs like the arguments.
+    fn built(name: impl Into<String>, arguments: &[Array], build: impl Fn(&mut Graph, &[NodeId]) -> NodeId) -> Function {
+        let mut graph = graph();
+        let of: Vec<NodeId> = arguments.iter().map(|a| input(&mut graph, a.dtype, &dims(&a.dims))).collect();
+        let value = build(&mut graph, &of);
+        Function { name: name.into(), graph, of, values: vec![value] }
+    }
+
+    /// The gradient of a number made of all values, as a function; none if they have no float among them.
+    fn derivative(&self) -> Option<Function> {
+        let mut graph = self.graph.clone();
+        let loss = weighted(&mut graph, &self.values)?;
+        let values = gradients(&mut graph, loss, &self.of).into_iter().flatten().collect();
+        Some(Function { name: format!("gradient of {}", self.name), graph, of: self.of.clone(), values })
+    }
+
+    /// Evaluates a graph of the same inputs and variables.
+    fn run(&self, graph: &Graph, arguments: &[Array]) -> Vec<Array> {
+        let of_kind = |wanted: fn(&Op) -> Option<u32>| {
+            let mut found: Vec<(u32, &Array)> =
+                self.of.iter().zip(arguments).filter_map(|(id, a)| Some((wanted(&graph.node(*id).op)?, a))).collect();
+            found.sort_by_key(|(at, _)| *at);
+            found.into_iter().map(|(_, a)| a.clone()).collect::<Vec<Array>>()
+        };
+        let inputs = of_kind(|op| if let Op::Input(i) = op { Some(*i) } else { None });
+        let variables = of_kind(|op| if let Op::Variable(v) = op { Some(*v) } else { None });
+        let run = evaluate(graph, &Env::default(), &inputs, &variables, Precision::Double);
+        run.unwrap_or_else(|fault| panic!("{}: {fault}", self.name)).outputs
     }
 
     /// Checks the gradient, and the gradient of the gradient; returns the kinds of operations that were differentiated.
-    fn check(self) -> BTreeSet<usize> {
-        let Case { name, arguments, build } = self;
-        let mut kinds = check(&name, &arguments, &build);
-        let second = move |g: &mut Graph, x: &[NodeId]| -> Vec<NodeId> {
-            let values = build(g, x);
-            let Some(loss) = weighted(g, &values) else { return Vec::new() };
-            gradients(g, loss, x).into_iter().flatten().collect()
-        };
-        kinds.extend(check(&format!("gradient of {name}"), &arguments, &second));
+    fn check_twice(&self, arguments: &[Array]) -> BTreeSet<usize> {
+        let mut kinds = self.check(arguments);
+        kinds.extend(self.derivative().iter().flat_map(|second| second.check(arguments)));
         kinds
+    }
+
+    /// Checks the gradient; returns the kinds of operations that were differentiated.
+    fn check(&self, arguments: &[Array]) -> BTreeSet<usize> {
+        let name = &self.name;
+        let mut forward = self.graph.clone();
+        let Some(loss) = weighted(&mut forward, &self.values) else { return BTreeSet::new() };
+        forward.outputs = vec![loss];
+        let mut backward = forward.clone();
+        let found = gradients(&mut backward, loss, &self.of);
+        assert_eq!(backward.current_origin, forward.current_origin, "{name}: the origin is put back");
+        assert_eq!(backward.verify(), Ok(()), "{name}");
+        backward.outputs = found.iter().flatten().copied().collect();
+        let mut slopes = self.run(&backward, arguments).into_iter();
+        for (k, (argument, found)) in arguments.iter().zip(&found).enumerate() {
+            let slope = found.map(|_| slopes.next().expect("one output per gradient"));
+            if !argument.dtype.is_float() {
+                assert!(slope.is_none(), "{name}: a gradient of integers");
+                continue;
+            }
+            for at in 0..argument.values.len() {
+                let loss_at = |shift: f64| {
+                    let mut moved = arguments.to_vec();
+                    moved[k].values[at] += shift;
+                    self.run(&forward, &moved)[0].values[0]
+                };
+                let numeric = (loss_at(STEP) - loss_at(-STEP)) / (2.0 * STEP);
+                let exact = slope.as_ref().map_or(0.0, |s| s.values[at]);
+                let error = (numeric - exact).abs();
+                assert!(error <= TOLERANCE * (1.0 + numeric.abs()), "{name}: argument {k}[{at}] has slope {numeric}, gradient {exact}");
+            }
+        }
+        let live = forward.live();
+        forward.ids().filter(|id| live[id.at()]).map(|id| kind(&forward.node(id).op)).collect()
+    }
+}
+
+/// A function that is built, with its arguments.
+struct Case {
+    function: Function,
+    arguments: Vec<Array>,
+}
+
+impl Case {
+    fn new(name: impl Into<String>, arguments: Vec<Array>, build: impl Fn(&mut Graph, &[NodeId]) -> NodeId) -> Case {
+        Case { function: Function::built(name, &arguments, build), arguments }
+    }
+
+    fn check(self) -> BTreeSet<usize> {
+        self.function.check_twice(&self.arguments)
     }
 }
 
@@ -71,43 +143,6 @@ fn weighted(g: &mut Graph, values: &[NodeId]) -> Option<NodeId> {
     sum
 }
 
-fn check(name: &str, arguments: &[Array], build: &dyn Fn(&mut Graph, &[NodeId]) -> Vec<NodeId>) -> BTreeSet<usize> {
-    let mut forward = graph();
-    let ids: Vec<NodeId> = arguments.iter().map(|a| input(&mut forward, a.dtype, &dims(&a.dims))).collect();
-    let values = build(&mut forward, &ids);
-    let Some(loss) = weighted(&mut forward, &values) else { return BTreeSet::new() };
-    forward.outputs = vec![loss];
-    let mut backward = forward.clone();
-    let found = gradients(&mut backward, loss, &ids);
-    assert_eq!(backward.current_origin, forward.current_origin, "{name}: the origin is put back");
-    assert_eq!(backward.verify(), Ok(()), "{name}");
-    backward.outputs = found.iter().flatten().copied().collect();
-    let run = |graph: &Graph, arguments: &[Array]| {
-        evaluate(graph, &Env::default(), arguments, &[], Precision::Double).unwrap_or_else(|fault| panic!("{name}: {fault}"))
-    };
-    let mut slopes = run(&backward, arguments).outputs.into_iter();
-    for (k, (argument, found)) in arguments.iter().zip(&found).enumerate() {
-        let slope = found.map(|_| slopes.next().expect("one output per gradient"));
-        if !argument.dtype.is_float() {
-            assert!(slope.is_none(), "{name}: a gradient of integers");
-            continue;
-        }
-        for at in 0..argument.values.len() {
-            let loss_at = |shift: f64| {
-                let mut moved = arguments.to_vec();
-                moved[k].values[at] += shift;
-                run(&forward, &moved).outputs[0].values[0]
-            };
-            let numeric = (loss_at(STEP) - loss_at(-STEP)) / (2.0 * STEP);
-            let exact = slope.as_ref().map_or(0.0, |s| s.values[at]);
-            let error = (numeric - exact).abs();
-            assert!(error <= TOLERANCE * (1.0 + numeric.abs()), "{name}: argument {k}[{at}] has slope {numeric}, gradient {exact}");
-        }
-    }
-    let live = forward.live();
-    forward.ids().filter(|id| live[id.at()]).map(|id| kind(&forward.node(id).op)).collect()
-}
-
 fn floats(rng: &mut Rng, lengths: &[usize]) -> Array {
     array(rng, DType::F32, lengths, (-2.0, 2.0), 0)
 }
@@ -124,7 +159,8 @@ fn domain(op: ScalarOp, argument: usize) -> (f64, f64) {
 #[test]
 fn every_row_of_the_scalar_table() {
     let mut rng = Rng(1);
-    for &op in ScalarOp::ALL {
+    // That it has no gradient is what detaching is for.
+    for &op in ScalarOp::ALL.iter().filter(|op| **op != ScalarOp::Detach) {
         let lane = |i: usize| match op.class() {
             Class::Float | Class::Num | Class::Compare => DType::F32,
             Class::Logic => DType::Bool,
@@ -294,8 +330,21 @@ fn every_structural_operation() {
 fn products_with_zeros() {
     let x = |values: &[f64]| Array { dtype: DType::F32, dims: vec![4], values: values.to_vec() };
     for values in [[2.0, 0.0, -3.0, 0.5], [0.0, 0.0, 4.0, 1.0], [0.0; 4]] {
-        check("product", &[x(&values)], &|g, x| vec![g.reduce(ReduceOp::Prod, x[0], &[0])]);
+        let arguments = [x(&values)];
+        Function::built("product", &arguments, |g, x| g.reduce(ReduceOp::Prod, x[0], &[0])).check(&arguments);
     }
+}
+
+#[test]
+fn what_is_detached_is_a_constant() {
+    let mut g = graph();
+    let x = input(&mut g, DType::F32, &dims(&[2]));
+    let held = g.scalar(ScalarOp::Detach, &[x]);
+    let y = g.mul(held, x);
+    g.outputs = gradients(&mut g, y, &[x]).into_iter().flatten().collect();
+    let values = Array { dtype: DType::F32, dims: vec![2], values: vec![3.0, -0.5] };
+    let run = evaluate(&g, &Env::default(), std::slice::from_ref(&values), &[], Precision::Single).unwrap();
+    assert_eq!(run.outputs[0].values, values.values);
 }
 
 #[test]

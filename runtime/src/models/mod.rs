@@ -1,0 +1,431 @@
+//! Built-in models: what the command line plans and measures, under names that other frameworks' benchmarks share.
+
+mod gpt;
+mod lstm;
+mod mobilenet;
+mod resnet;
+mod unet;
+mod vgg;
+
+pub use gpt::Gpt;
+pub use lstm::LstmModel;
+pub use mobilenet::MobileNetV2;
+pub use resnet::ResNet;
+pub use unet::UNet;
+pub use vgg::Vgg;
+
+use std::fmt;
+use std::str::FromStr;
+
+use ndarray::{ArrayD, IxDyn};
+use slabwise_kernels::dtype::DType::{F32, I32};
+use slabwise_kernels::spec::Window;
+
+use crate::data::epoch_seed;
+use crate::error::{Error, Result};
+use crate::feed::{Input, Source};
+use crate::nn::{Conv2d, Flatten, Linear, MaxPool2d, Module, Relu, Sequential};
+use crate::optim::{Adam, AdamW, Sgd};
+use crate::params::{Params, Scope};
+use crate::plan::Plan;
+use crate::program::Program;
+use crate::session::Session;
+use crate::shape::{Dim, Shape};
+use crate::tensor::Tensor;
+use crate::trace::Trace;
+
+/// A 3×3 window with stride 2 and padding 1.
+const POOL_3_2: Window = Window { k: [3, 3], stride: [2, 2], pad: [1, 1] };
+
+/// A built-in model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Model {
+    /// 784-512-256-10 with relu between: 535,818 weights.
+    Mlp,
+    /// Two 5×5 convolutions (32 and 64 channels), each with relu and 2×2 max pooling, then 3136-512-10: 1,663,370 weights.
+    Cnn,
+    /// [`ResNet::resnet20`] on 3×32×32: 272,474 weights.
+    ResNet20,
+    /// [`ResNet::resnet18`] on 3×64×64: 11,279,112 weights.
+    ResNet18,
+    /// [`ResNet::resnet50`] on 3×224×224: 25,557,032 weights.
+    ResNet50,
+    /// [`MobileNetV2::standard`] on 3×224×224: 3,504,872 weights.
+    MobileNetV2,
+    /// [`UNet::standard`] on 3×128×128: 31,037,698 weights.
+    UNet,
+    /// [`Vgg::vgg16`] on 3×224×224: 138,357,544 weights.
+    Vgg16,
+    /// A transformer of any size; [`Gpt::SMALL`] unless told otherwise.
+    Gpt(Gpt),
+    /// [`LstmModel::SMALL`]: 444,544 weights.
+    Lstm,
+}
+
+/// Examples of a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Examples {
+    /// Numbers in 0..1.
+    Images(ArrayD<f32>),
+    /// Kinds of tokens.
+    Tokens(ArrayD<i32>),
+}
+
+impl Input for Examples {
+    fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
+        match self {
+            Examples::Images(images) => images.visit(visit),
+            Examples::Tokens(tokens) => tokens.visit(visit),
+        }
+    }
+}
+
+impl Model {
+    /// All of them, the transformer in its usual size.
+    pub const ALL: &[Model] = &[
+        Model::Mlp,
+        Model::Cnn,
+        Model::ResNet20,
+        Model::ResNet18,
+        Model::ResNet50,
+        Model::MobileNetV2,
+        Model::UNet,
+        Model::Vgg16,
+        Model::Gpt(Gpt::SMALL),
+        Model::Lstm,
+    ];
+
+    /// The name that [`Model::parse`] reads; of transformers without their sizes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Model::Mlp => "mlp",
+            Model::Cnn => "cnn",
+            Model::ResNet20 => "resnet20",
+            Model::ResNet18 => "resnet18",
+            Model::ResNet50 => "resnet50",
+            Model::MobileNetV2 => "mobilenetv2",
+            Model::UNet => "unet",
+            Model::Vgg16 => "vgg16",
+            Model::Gpt(Gpt::GPT2) => "gpt2",
+            Model::Gpt(_) => "gpt",
+            Model::Lstm => "lstm",
+        }
+    }
+
+    /// The model of a name; `gpt2` is [`Gpt::GPT2`], and `gpt:layers=6,width=384,heads=6,length=256,vocabulary=65` sets what it
+    /// names of the sizes.
+    ///
+    /// # Errors
+    /// For an unknown name, with those that are known.
+    pub fn parse(name: &str) -> Result<Model> {
+        match name.split_once(':') {
+            Some(("gpt", sizes)) => Gpt::parse(sizes).map(Model::Gpt),
+            _ if name == "gpt2" => Ok(Model::Gpt(Gpt::GPT2)),
+            _ => named("model", Model::ALL, Model::name, name),
+        }
+    }
+
+    /// The shape of one example.
+    pub fn example(self) -> Vec<usize> {
+        match self {
+            Model::Mlp => vec![784],
+            Model::Cnn => vec![1, 28, 28],
+            Model::ResNet20 => vec![3, 32, 32],
+            Model::ResNet18 => vec![3, 64, 64],
+            Model::UNet => vec![3, 128, 128],
+            Model::ResNet50 | Model::MobileNetV2 | Model::Vgg16 => vec![3, 224, 224],
+            Model::Gpt(gpt) => vec![gpt.length],
+            Model::Lstm => vec![LstmModel::SMALL.length],
+        }
+    }
+
+    /// How many classes, or kinds of tokens, it tells apart.
+    pub fn classes(self) -> usize {
+        match self {
+            Model::Mlp | Model::Cnn | Model::ResNet20 => 10,
+            Model::ResNet18 => 200,
+            Model::ResNet50 | Model::MobileNetV2 | Model::Vgg16 => 1000,
+            Model::UNet => UNet::standard().classes,
+            Model::Gpt(gpt) => gpt.vocabulary,
+            Model::Lstm => LstmModel::SMALL.vocabulary,
+        }
+    }
+
+    /// The shape of one example's labels: of a class none, of what has one for each pixel or token theirs.
+    fn label(self) -> Vec<usize> {
+        match self {
+            Model::UNet => self.example()[1..].to_vec(),
+            Model::Gpt(_) | Model::Lstm => self.example(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether examples are tokens.
+    fn reads_tokens(self) -> bool {
+        matches!(self, Model::Gpt(_) | Model::Lstm)
+    }
+
+    /// The optimizer it is measured with unless another is asked for.
+    pub fn optimizer(self) -> OptimizerKind {
+        match self {
+            Model::Mlp | Model::ResNet20 | Model::ResNet18 | Model::ResNet50 | Model::MobileNetV2 | Model::Vgg16 => OptimizerKind::Sgd,
+            Model::Cnn | Model::UNet | Model::Lstm => OptimizerKind::Adam,
+            Model::Gpt(_) => OptimizerKind::AdamW,
+        }
+    }
+
+    /// Declares the weights.
+    pub fn build(self, params: &Params) -> Network {
+        let at = &params.root();
+        let layers: Box<dyn Module> = match self {
+            Model::Mlp => Box::new(mlp(at)),
+            Model::Cnn => Box::new(cnn(at)),
+            Model::ResNet20 => Box::new(ResNet::resnet20().layers(at)),
+            Model::ResNet18 => Box::new(ResNet::resnet18().layers(at)),
+            Model::ResNet50 => Box::new(ResNet::resnet50().layers(at)),
+            Model::MobileNetV2 => Box::new(MobileNetV2::standard().layers(at)),
+            Model::UNet => Box::new(UNet::standard().layers(at)),
+            Model::Vgg16 => Box::new(Vgg::vgg16().layers(at)),
+            Model::Gpt(gpt) => Box::new(gpt.layers(at)),
+            Model::Lstm => Box::new(LstmModel::SMALL.layers(at)),
+        };
+        Network { model: self, layers }
+    }
+
+    /// A batch of made-up examples and labels, the same for the same seed. Images are uniform in 0..1.
+    pub fn batch(self, batch: usize, seed: u64) -> (Examples, ArrayD<i32>) {
+        let shape = |one: Vec<usize>| IxDyn(&[vec![batch], one].concat());
+        let mut draw = noise(seed);
+        let classes = self.classes() as f32;
+        let class = move |draw: &mut dyn FnMut() -> f32| (draw() * classes) as i32;
+        let examples = if self.reads_tokens() {
+            Examples::Tokens(ArrayD::from_shape_simple_fn(shape(self.example()), || class(&mut draw)))
+        } else {
+            Examples::Images(ArrayD::from_shape_simple_fn(shape(self.example()), &mut draw))
+        };
+        (examples, ArrayD::from_shape_simple_fn(shape(self.label()), || class(&mut draw)))
+    }
+}
+
+fn mlp(at: &Scope) -> Sequential {
+    Sequential::new()
+        .then(Linear::new(at / "hidden1", 784, 512))
+        .then(Relu)
+        .then(Linear::new(at / "hidden2", 512, 256))
+        .then(Relu)
+        .then(Linear::new(at / "head", 256, 10))
+}
+
+fn cnn(at: &Scope) -> Sequential {
+    Sequential::new()
+        .then(Conv2d::new(at / "stem", 1, 32, 5).padding(2))
+        .then(Relu)
+        .then(MaxPool2d(2))
+        .then(Conv2d::new(at / "body", 32, 64, 5).padding(2))
+        .then(Relu)
+        .then(MaxPool2d(2))
+        .then(Flatten(1))
+        .then(Linear::new(at / "hidden", 64 * 7 * 7, 512))
+        .then(Relu)
+        .then(Linear::new(at / "head", 512, 10))
+}
+
+/// Uniform numbers in 0..1, the same for the same seed.
+pub fn noise(seed: u64) -> impl FnMut() -> f32 {
+    let mut at = 0;
+    move || {
+        at += 1;
+        // The 24 bits that an f32 holds exactly.
+        (epoch_seed(seed, at) >> 40) as f32 / (1u32 << 24) as f32
+    }
+}
+
+/// A built-in model with its weights declared.
+pub struct Network {
+    model: Model,
+    layers: Box<dyn Module>,
+}
+
+impl Network {
+    /// Which model this is.
+    pub fn model(&self) -> Model {
+        self.model
+    }
+
+    /// Compiles a training step "train": examples (f32 images or i32 tokens) and labels (i32, one for an example, pixel or token)
+    /// in, the mean cross-entropy out.
+    ///
+    /// # Errors
+    /// What [`Session::compile`] refuses.
+    pub fn training(&self, session: &mut Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Program<1>> {
+        let (trace, loss) = (Trace::training(), batch.into());
+        let loss = self.loss(&trace, loss);
+        optimizer.minimize(&trace, loss);
+        session.compile(&trace, [loss])
+    }
+
+    /// The same step without memory for weights and slab; see [`Session::plan`].
+    ///
+    /// # Errors
+    /// What [`Session::plan`] refuses.
+    pub fn plan_training(&self, session: &Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Plan> {
+        let (trace, loss) = (Trace::training(), batch.into());
+        let loss = self.loss(&trace, loss);
+        optimizer.minimize(&trace, loss);
+        session.plan(&trace, [loss])
+    }
+
+    /// Compiles the inference "infer": examples in, logits `[batch, classes]` out; of what has labels for each pixel
+    /// `[batch, classes, h, w]`, for each token `[batch, length, classes]`.
+    ///
+    /// # Errors
+    /// What [`Session::compile`] refuses.
+    pub fn inference(&self, session: &mut Session, batch: impl Into<Dim>) -> Result<Program<1>> {
+        let trace = Trace::inference();
+        let logits = self.logits(&trace, batch.into());
+        session.compile(&trace, [logits])
+    }
+
+    fn logits<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {
+        let (name, dtype) = if self.model.reads_tokens() { ("tokens", I32) } else { ("images", F32) };
+        trace.input(name, dtype, shape(batch, &self.model.example())).apply(&*self.layers)
+    }
+
+    fn loss<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {
+        let logits = self.logits(trace, batch);
+        let labels = trace.input("labels", I32, shape(batch, &self.model.label()));
+        // Classes last.
+        let logits = if self.model == Model::UNet { logits.permute([0, 2, 3, 1]) } else { logits };
+        logits.cross_entropy(labels)
+    }
+}
+
+impl Module for Network {
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        self.layers.forward(x)
+    }
+}
+
+/// So many of one shape.
+fn shape(batch: Dim, one: &[usize]) -> Shape {
+    let dims: Vec<Dim> = [batch].into_iter().chain(one.iter().map(|&n| n.into())).collect();
+    Shape::from(dims.as_slice())
+}
+
+/// The optimizers that built-in models are measured with, at fixed rates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimizerKind {
+    /// Rate 0.01, momentum 0.9.
+    Sgd,
+    /// Rate 0.001.
+    Adam,
+    /// Rate 0.0003, weight decay 0.1.
+    AdamW,
+}
+
+impl OptimizerKind {
+    /// All of them.
+    pub const ALL: &[OptimizerKind] = &[OptimizerKind::Sgd, OptimizerKind::Adam, OptimizerKind::AdamW];
+
+    /// The name that [`OptimizerKind::parse`] reads.
+    pub fn name(self) -> &'static str {
+        match self {
+            OptimizerKind::Sgd => "sgd",
+            OptimizerKind::Adam => "adam",
+            OptimizerKind::AdamW => "adamw",
+        }
+    }
+
+    /// The optimizer of a name.
+    ///
+    /// # Errors
+    /// For an unknown name, with those that are known.
+    pub fn parse(name: &str) -> Result<OptimizerKind> {
+        named("optimizer", OptimizerKind::ALL, OptimizerKind::name, name)
+    }
+
+    fn minimize<'t>(self, trace: &'t Trace, loss: Tensor<'t>) {
+        match self {
+            OptimizerKind::Sgd => trace.minimize(loss, Sgd::new(0.01).momentum(0.9)),
+            OptimizerKind::Adam => trace.minimize(loss, Adam::new(1e-3)),
+            OptimizerKind::AdamW => trace.minimize(loss, AdamW::new(3e-4).weight_decay(0.1)),
+        }
+    }
+}
+
+fn named<T: Copy>(what: &str, all: &[T], name_of: fn(T) -> &'static str, name: &str) -> Result<T> {
+    all.iter().copied().find(|&one| name_of(one) == name).ok_or_else(|| {
+        let known: Vec<&str> = all.iter().map(|&one| name_of(one)).collect();
+        Error::Value(format!("unknown {what} \"{name}\"; there are {}", known.join(", ")))
+    })
+}
+
+macro_rules! text {
+    ($($name:ident),*) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Error;
+
+            fn from_str(name: &str) -> Result<Self> {
+                $name::parse(name)
+            }
+        }
+    )*};
+}
+text!(Model, OptimizerKind);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_have_as_many_weights_as_their_descriptions_say() {
+        let counts =
+            [535_818, 1_663_370, 272_474, 11_279_112, 25_557_032, 3_504_872, 31_037_698, 138_357_544, 3_716_608, 444_544, 124_439_808];
+        for (&model, weights) in Model::ALL.iter().chain(&[Model::Gpt(Gpt::GPT2)]).zip(counts) {
+            let params = Params::seeded(0);
+            model.build(&params);
+            let trained = params.declared().into_iter().filter(|p| p.is_trained());
+            let counted: usize = trained.map(|p| p.dims().iter().product::<usize>()).sum();
+            assert_eq!(counted, weights, "{model}");
+            assert!(params.mistakes().is_empty(), "{model}: {:?}", params.mistakes());
+        }
+    }
+
+    #[test]
+    fn names_are_read_and_unknown_ones_are_told_from_known_ones() {
+        assert!(Model::ALL.iter().all(|&m| Model::parse(m.name()).is_ok_and(|read| read == m)));
+        assert!(OptimizerKind::ALL.iter().all(|&o| OptimizerKind::parse(o.name()).is_ok_and(|read| read == o)));
+        let text = Model::parse("resnet99").unwrap_err().to_string();
+        assert!(text.starts_with("unknown model \"resnet99\"; there are mlp, cnn, resnet20, "), "{text}");
+        assert_eq!(Model::parse("gpt2").unwrap(), Model::Gpt(Gpt::GPT2));
+        let sized = Gpt { layers: 6, heads: 8, tied: true, ..Gpt::SMALL };
+        assert_eq!(Model::parse("gpt:layers=6, heads=8,tied=true").unwrap(), Model::Gpt(sized));
+        let said = ["gpt:depth=3", "gpt:layers=x", "gpt:layers", "gpt:heads=0"].map(|name| Model::parse(name).unwrap_err().to_string());
+        let expected = [
+            "gpt has no size \"depth\"; there are layers, width, heads, length, vocabulary, tied",
+            "the layers of gpt are \"x\", not a number from 1 to 1000000",
+            "the layers of gpt are \"\", not a number from 1 to 1000000",
+            "the heads of gpt are \"0\", not a number from 1 to 1000000",
+        ];
+        assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn made_up_batches_fit_and_repeat() {
+        let (examples, labels) = Model::Cnn.batch(7, 3);
+        let Examples::Images(images) = &examples else { panic!("cnn reads images") };
+        assert_eq!((images.shape(), labels.len()), (&[7, 1, 28, 28][..], 7));
+        assert!(images.iter().all(|x| (0.0..1.0).contains(x)) && labels.iter().all(|l| (0..10).contains(l)));
+        assert_eq!((examples, labels), Model::Cnn.batch(7, 3));
+        assert_ne!(Model::Cnn.batch(7, 3), Model::Cnn.batch(7, 4));
+        let (Examples::Tokens(tokens), labels) = Model::Lstm.batch(3, 1) else { panic!("lstm reads tokens") };
+        assert_eq!((tokens.shape(), labels.shape()), (&[3, 32][..], &[3, 32][..]));
+        assert!(tokens.iter().chain(&labels).all(|t| (0..128).contains(t)));
+    }
+}

@@ -1,0 +1,109 @@
+//! Normalisation over a batch, with running statistics.
+
+use std::panic::Location;
+
+use super::Module;
+use crate::params::{Init, Param, Scope};
+use crate::tensor::Tensor;
+
+/// (x − mean)/√(variance + ε)·weight + bias for each channel (Ioffe & Szegedy 2015). Weight and bias `[channels]`.
+///
+/// A training trace takes mean and biased variance of the batch, and moves the statistics `running_mean` and `running_var`
+/// (of the unbiased variance) towards them by the momentum, in place and once for each application. Any other trace takes the
+/// running statistics, folded with weight and bias into one scale and one shift for each channel.
+///
+/// `PLACES` is how many axes follow the channels; see [`BatchNorm1d`] and [`BatchNorm2d`].
+#[derive(Clone, Debug)]
+pub struct BatchNorm<const PLACES: usize> {
+    channels: usize,
+    eps: f32,
+    momentum: f32,
+    weight: Param,
+    bias: Param,
+    running_mean: Param,
+    running_var: Param,
+}
+
+/// [`BatchNorm`] of `[n, channels]` or `[n, channels, length]`.
+pub type BatchNorm1d = BatchNorm<1>;
+/// [`BatchNorm`] of `[n, channels, h, w]`.
+pub type BatchNorm2d = BatchNorm<2>;
+
+impl<const PLACES: usize> BatchNorm<PLACES> {
+    /// Declares `weight` (ones at first), `bias` (zeros), `running_mean` (zeros) and `running_var` (ones). ε is 10⁻⁵, the
+    /// momentum 0.1.
+    #[track_caller]
+    pub fn new(at: Scope, channels: usize) -> Self {
+        let [one, zero] = [1.0, 0.0].map(Init::Constant);
+        BatchNorm {
+            channels,
+            eps: 1e-5,
+            momentum: 0.1,
+            weight: at.param("weight", (channels,), one),
+            bias: at.param("bias", (channels,), zero),
+            running_mean: at.statistic("running_mean", (channels,), zero),
+            running_var: at.statistic("running_var", (channels,), one),
+        }
+    }
+
+    /// With this ε.
+    pub fn eps(mut self, eps: f32) -> Self {
+        self.eps = eps;
+        self
+    }
+
+    /// With this momentum: the share of a batch in the new running statistics.
+    pub fn momentum(mut self, momentum: f32) -> Self {
+        self.momentum = momentum;
+        self
+    }
+
+    /// The weight, `[channels]`.
+    pub fn weight(&self) -> &Param {
+        &self.weight
+    }
+
+    /// The bias, `[channels]`.
+    pub fn bias(&self) -> &Param {
+        &self.bias
+    }
+
+    /// The input, if it has the rank and the channels of this layer.
+    fn check<'t>(&self, x: Tensor<'t>, at: &'static Location<'static>) -> Tensor<'t> {
+        let x = x.trace().on_behalf(at, || x.require_len("batch norm", 1, self.channels));
+        let fits = x.rank() == PLACES + 2 || (PLACES == 1 && x.rank() == 2) || x.rank() == 0;
+        if fits {
+            x
+        } else {
+            x.trace().fail(at, self.weight.layer(), format!("batch norm in {PLACES}d of {x:?}: the number of axes does not fit"))
+        }
+    }
+
+    #[track_caller]
+    fn train<'t>(&self, x: Tensor<'t>, weight: Tensor<'t>, bias: Tensor<'t>) -> Tensor<'t> {
+        let batch = x.batch_statistics();
+        // Of one element alone there is no unbiased variance; it counts as its own.
+        let unbiased = batch.variance * (batch.count / (batch.count - 1.0).maximum(1.0));
+        for (running, of_batch) in [(&self.running_mean, batch.mean), (&self.running_var, unbiased)] {
+            let state = x.trace().statistic(running);
+            state.advance(|old| old * (1.0 - self.momentum) + of_batch.reshape((self.channels,)) * self.momentum);
+        }
+        batch.scaled((batch.variance + self.eps).rsqrt() * weight) + bias
+    }
+}
+
+impl<const PLACES: usize> Module for BatchNorm<PLACES> {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let (x, trace) = (self.check(x, Location::caller()), x.trace());
+        // One number a channel, repeated over the places.
+        let lengths: Vec<usize> = [self.channels].into_iter().chain(std::iter::repeat_n(1, x.rank().saturating_sub(2))).collect();
+        let [weight, bias] = [&self.weight, &self.bias].map(|p| trace.param(p));
+        if trace.is_training() {
+            return self.train(x, weight.reshape(lengths.as_slice()), bias.reshape(lengths.as_slice()));
+        }
+        let scale = weight * (trace.param(&self.running_var) + self.eps).rsqrt();
+        let shift = bias - trace.param(&self.running_mean) * scale;
+        x * scale.reshape(lengths.as_slice()) + shift.reshape(lengths.as_slice())
+    }
+}

@@ -1,0 +1,73 @@
+//! Vectors for integers and for places.
+
+use super::Module;
+use crate::params::{Init, Param, Scope};
+use crate::tensor::Tensor;
+
+/// A vector for each integer: `[…]` (i32 or u8) → `[…, width]`. Weight `[count, width]`.
+///
+/// The gradient adds up in a fixed order, so that equal runs give equal bits.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    weight: Param,
+}
+
+impl Embedding {
+    /// Declares `weight`, normal with mean 0 and variance 1 at first.
+    #[track_caller]
+    pub fn new(at: Scope, count: usize, width: usize) -> Self {
+        Embedding::with_std(at, count, width, 1.0)
+    }
+
+    /// Declares `weight`, normal with mean 0 and this standard deviation at first.
+    #[track_caller]
+    pub fn with_std(at: Scope, count: usize, width: usize, std: f32) -> Self {
+        Embedding { weight: at.param("weight", (count, width), Init::Normal { mean: 0.0, std }) }
+    }
+
+    /// The weight, `[count, width]`.
+    pub fn weight(&self) -> &Param {
+        &self.weight
+    }
+}
+
+impl Module for Embedding {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        x.trace().param(&self.weight).embed(x)
+    }
+}
+
+/// A learned vector added at each place of a sequence: `[…, length, width] → […, length, width]`, for lengths up to `longest`.
+/// Weight `[longest, width]`.
+#[derive(Clone, Debug)]
+pub struct LearnedPositions {
+    weight: Param,
+}
+
+impl LearnedPositions {
+    /// Declares `weight`, normal with mean 0 and variance 1 at first.
+    #[track_caller]
+    pub fn new(at: Scope, longest: usize, width: usize) -> Self {
+        LearnedPositions::with_std(at, longest, width, 1.0)
+    }
+
+    /// Declares `weight`, normal with mean 0 and this standard deviation at first.
+    #[track_caller]
+    pub fn with_std(at: Scope, longest: usize, width: usize, std: f32) -> Self {
+        LearnedPositions { weight: at.param("weight", (longest, width), Init::Normal { mean: 0.0, std }) }
+    }
+}
+
+impl Module for LearnedPositions {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let x = x.require_len("learned positions", x.rank().saturating_sub(1), self.weight.dims()[1]);
+        let weight = x.trace().param(&self.weight);
+        match x.rank().checked_sub(2).and_then(|axis| x.len(axis)) {
+            Some(length) => x + weight.slice(0, ..length),
+            // What is no sequence of a fixed length does not fit, unless it is the whole.
+            None => x + weight,
+        }
+    }
+}

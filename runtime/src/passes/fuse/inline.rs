@@ -1,0 +1,99 @@
+//! What kernels compute for themselves rather than read.
+
+use slabwise_kernels::scalar::ScalarOp;
+use smallvec::SmallVec;
+
+use super::clusters::Edge;
+use crate::graph::{Graph, Node, Phase};
+use crate::ops::{NodeId, Op};
+use crate::passes::layout::{AxisMap, is_computed};
+
+/// Values made of numbers, indices and random bits alone, whose every use can make them anew.
+pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<bool> {
+    let mut inline = vec![false; graph.nodes.len()];
+    for id in graph.ids() {
+        let sources = &edges[id.at()];
+        let made = |e: &Edge| inline[e.source.at()] && e.axes.is_some();
+        inline[id.at()] = match &graph.node(id).op {
+            Op::Const(_) | Op::Size(_) | Op::Index(_) => true,
+            Op::Uniform { .. } => matches!(graph.node(sources[0].source).op, Op::Variable(_)) && made(&sources[1]),
+            Op::Scalar(_) | Op::Cast(_) => sources.iter().all(made),
+            _ => false,
+        };
+    }
+    // A use that needs the value in memory makes it a node like any other, and so everything computed from it there.
+    for id in graph.ids().rev() {
+        let op = &graph.node(id).op;
+        let needs_memory = !op.is_pointwise() && !matches!(op, Op::Reduce(..) | Op::Uniform { .. });
+        for edge in &edges[id.at()] {
+            let leaf = matches!(graph.node(edge.source).op, Op::Const(_) | Op::Size(_));
+            if !leaf && (needs_memory || edge.axes.is_none()) {
+                inline[edge.source.at()] = false;
+            }
+        }
+    }
+    for output in &graph.outputs {
+        inline[output.at()] = false;
+    }
+    inline
+}
+
+/// Most operations of a value that is made anew.
+const RECOMPUTED_MAX: u32 = 24;
+
+/// Values to make anew where they are used, rather than to write and read them:
+///
+/// - sums, differences and products of one tensor that is in memory anyway and of values flat along axes, if several loops use
+///   them: `x − mean` beside x;
+/// - what the way back needs of pointwise work on the way forward, if the tensors that it is made of are in memory then anyway:
+///   all the steps of gelu, of its argument. So a chain of operations keeps one tensor for its gradient, not one for each.
+pub(super) fn recomputed(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[SmallVec<[(NodeId, usize); 4]>], inline: &mut [bool]) {
+    let phase = |id: NodeId| graph.origin(id).phase;
+    let returns = |id: NodeId| phase(id) == Phase::Forward && users[id.at()].iter().any(|(user, _)| phase(*user) != Phase::Forward);
+    let in_memory = |id: NodeId| {
+        let needed = |&(user, k): &(NodeId, usize)| {
+            let op = &graph.node(user).op;
+            edges[user.at()][k].axes.is_none() || !(op.is_pointwise() || matches!(op, Op::Reduce(..) | Op::Assign(_)))
+        };
+        !is_computed(&graph.node(id).op) || graph.outputs.contains(&id) || users[id.at()].iter().any(needed)
+    };
+    // Of what can be made of tensors in memory: how many operations that takes.
+    let mut work: Vec<Option<u32>> = vec![None; graph.nodes.len()];
+    for id in graph.ids() {
+        let node = graph.node(id);
+        let pointwise = matches!(node.op, Op::Scalar(_) | Op::Cast(_)) && !inline[id.at()] && !graph.outputs.contains(&id);
+        let looped = |&(user, k): &(NodeId, usize)| {
+            let op = &graph.node(user).op;
+            (op.is_pointwise() || matches!(op, Op::Reduce(..))) && edges[user.at()][k].axes.is_some()
+        };
+        if !pointwise || !users[id.at()].iter().all(looped) || edges[id.at()].iter().any(|e| e.axes.is_none()) {
+            continue;
+        }
+        let wide: SmallVec<[NodeId; 3]> = edges[id.at()].iter().filter(|e| wide(graph, node, e)).map(|e| e.source).collect();
+        let kept = |s: &NodeId| in_memory(*s) || returns(*s);
+        let steps = wide.iter().map(|s| if inline[s.at()] || !kept(s) { work[s.at()] } else { Some(0) });
+        let Some(steps) = steps.sum::<Option<u32>>().map(|n| n + 1).filter(|&n| n <= RECOMPUTED_MAX) else { continue };
+        work[id.at()] = Some(steps);
+        let cheap = matches!(node.op, Op::Scalar(ScalarOp::Add | ScalarOp::Sub | ScalarOp::Mul));
+        let beside = cheap && wide.len() == 1 && users[id.at()].len() > 1 && (inline[wide[0].at()] || in_memory(wide[0]));
+        if beside || (returns(id) && !wide.is_empty()) {
+            let mut made = vec![id];
+            while let Some(at) = made.pop() {
+                inline[at.at()] = true;
+                let sources = edges[at.at()].iter().map(|e| e.source);
+                made.extend(sources.filter(|s| work[s.at()].is_some() && !inline[s.at()] && !kept(s)));
+            }
+        }
+    }
+}
+
+/// Whether an operand is a tensor that has all axes of the node that are longer than 1, or a part of one.
+pub(in crate::passes) fn wide(graph: &Graph, node: &Node, edge: &Edge) -> bool {
+    let all = |axes: &AxisMap| (0..node.dims.len()).filter(|&i| !node.dims[i].is(1)).all(|i| axes.contains(&Some(i as u8)));
+    !is_leaf(graph, edge.source) && edge.axes.as_ref().is_none_or(all)
+}
+
+/// A number, an index or the like, which is no tensor.
+fn is_leaf(graph: &Graph, id: NodeId) -> bool {
+    matches!(graph.node(id).op, Op::Const(_) | Op::Size(_) | Op::Index(_))
+}

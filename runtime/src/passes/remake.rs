@@ -1,0 +1,273 @@
+//! What the way back makes again rather than keeps: activations that are pointwise work over tensors which it keeps anyway.
+//!
+//! The input of a convolution is needed twice: on the way forward, and for the gradient of the weight. Where it is a norm and an
+//! activation of what the convolution before gave, and the norm's gradient needs that too, it costs less to make it a second time
+//! than to keep it: half the bytes of a network of convolutions and norms, and a good part of a transformer's. This is the
+//! memory-sharing of in-place activated batch norm (Rota Bulò et al. 2018) and of memory-efficient DenseNets (Pleiss et al.
+//! 2017), found in the graph instead of written into layers.
+//!
+//! Of a segment under [`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint) everything is made again that the way back needs,
+//! products and sums included: gradient checkpointing (Griewank and Walther 2000, Chen et al. 2016). What others take from a
+//! segment is kept.
+//!
+//! The pass copies such chains, in [`Phase::Again`], in front of their first use on the way back; fusion then makes them part of
+//! a kernel that reads the same tensors, where there is one.
+
+use std::collections::{HashMap, HashSet};
+
+use smallvec::SmallVec;
+
+use super::fuse::{Edge, Users, edges, users, wide};
+use super::layout::is_computed;
+use crate::graph::{Graph, Origin, Phase};
+use crate::ops::{Emit, NodeId, Op};
+use crate::shape::elements;
+
+/// Most tensors that one is made of again: each is read once more.
+const SOURCES_MAX: usize = 2;
+/// Most operations that it takes.
+const STEPS_MAX: u32 = 24;
+/// Fewer elements than that are kept: they cost few bytes.
+const ELEMENTS_MIN: i64 = 1 << 12;
+
+/// The graph with the insides of checkpointed segments made again and, if `cheap`, whatever else costs little.
+pub fn remake(graph: &Graph, cheap: bool) -> Graph {
+    let inside = inside_of_segments(graph);
+    let (choice, again) = choose(graph, &inside, cheap);
+    if !again.contains(&true) {
+        return graph.clone();
+    }
+    let out = Graph { nodes: Vec::with_capacity(graph.nodes.len()), ..graph.clone() };
+    let map = Vec::with_capacity(graph.nodes.len());
+    let mut copier = Copier { choice: &choice, inside, again, out, map, back: HashMap::new(), copies: HashMap::new() };
+    for id in graph.ids() {
+        let node = graph.node(id);
+        let returns = graph.origin(id).phase != Phase::Forward;
+        let inputs: SmallVec<[NodeId; 3]> =
+            node.inputs.iter().map(|&i| if returns { copier.on_the_way_back(i) } else { copier.map[i.at()] }).collect();
+        copier.out.current_origin = node.origin;
+        let new = copier.out.emit(node.op.clone(), &inputs, node.dtype, node.dims.clone());
+        copier.map.push(new);
+    }
+    let Copier { mut out, map, .. } = copier;
+    out.outputs.iter_mut().for_each(|id| *id = map[id.at()]);
+    out.current_origin = graph.current_origin;
+    out
+}
+
+/// Where the value of a node of the way forward is.
+#[derive(Clone, Debug, PartialEq)]
+enum Place {
+    /// Nowhere: it is a step in the kernel of its one user.
+    Passing,
+    /// In memory, or so small that it does not count.
+    Stored,
+    /// Pointwise work over stored tensors.
+    Derived { sources: SmallVec<[NodeId; 3]>, steps: u32 },
+}
+
+struct Choice<'a> {
+    graph: &'a Graph,
+    edges: Vec<SmallVec<[Edge; 3]>>,
+    users: Vec<Users>,
+    places: Vec<Place>,
+}
+
+/// For each node whether it is part of a checkpointed segment, and nothing on the way forward takes it out of there.
+fn inside_of_segments(graph: &Graph) -> Vec<bool> {
+    let segment = |id: NodeId| {
+        let origin = graph.origin(id);
+        if origin.phase == Phase::Forward { origin.segment } else { 0 }
+    };
+    let mut inside: Vec<bool> =
+        graph.ids().map(|id| segment(id) != 0 && !matches!(graph.node(id).op, Op::Variable(_) | Op::Input(_))).collect();
+    graph.outputs.iter().for_each(|id| inside[id.at()] = false);
+    for user in graph.ids().rev().filter(|id| graph.origin(*id).phase != Phase::Backward) {
+        let node = graph.node(user);
+        for &input in &node.inputs {
+            // A view that is taken out takes the bytes under it along.
+            inside[input.at()] &= segment(input) == segment(user) && (inside[user.at()] || !node.op.is_view());
+        }
+    }
+    inside
+}
+
+/// Where values are, and for each node whether the way back makes it again.
+fn choose<'a>(graph: &'a Graph, inside: &[bool], cheap: bool) -> (Choice<'a>, Vec<bool>) {
+    let edges = edges(graph);
+    let users = users(graph, &edges);
+    let mut choice = Choice { graph, edges, users, places: vec![Place::Stored; graph.nodes.len()] };
+    let mut again = inside.to_vec();
+    if !cheap {
+        return (choice, again);
+    }
+    // What leaves a segment is kept, however cheap, lest one segment be made again for the next.
+    let forward = |id: &NodeId| {
+        let origin = graph.origin(*id);
+        origin.phase == Phase::Forward && origin.segment == 0 && !graph.node(*id).op.is_view()
+    };
+    for id in graph.ids().filter(forward) {
+        choice.places[id.at()] = choice.place(id);
+    }
+    // What the way back keeps in any case: what it takes itself, or through steps that it makes anew.
+    let mut kept = vec![false; graph.nodes.len()];
+    for id in graph.ids().rev().filter(forward) {
+        kept[id.at()] = choice.users[id.at()].iter().any(|&(user, _)| {
+            let derived = matches!(choice.places[user.at()], Place::Derived { .. });
+            graph.origin(user).phase != Phase::Forward || (derived && !choice.returns_to_memory(user) && kept[user.at()])
+        });
+    }
+    // What is kept after all is a tensor that others are made of.
+    for id in graph.ids().filter(forward) {
+        if matches!(choice.places[id.at()], Place::Stored) {
+            continue;
+        }
+        choice.places[id.at()] = choice.place(id);
+        if let Place::Derived { sources, .. } = &choice.places[id.at()]
+            && choice.returns_to_memory(id)
+        {
+            again[id.at()] = !sources.is_empty() && sources.iter().all(|s| kept[s.at()]);
+            if !again[id.at()] {
+                choice.places[id.at()] = Place::Stored;
+            }
+        }
+    }
+    (choice, again)
+}
+
+impl Choice<'_> {
+    fn place(&self, id: NodeId) -> Place {
+        let (graph, node) = (self.graph, self.graph.node(id));
+        let large = elements(&node.dims).is_some_and(|n| n.at(&graph.symbols.bounds()) >= ELEMENTS_MIN);
+        if !large || !is_computed(&node.op) || graph.outputs.contains(&id) {
+            return Place::Stored;
+        }
+        // The step behind a product is made with it, as long as it is the only one.
+        let alone = matches!(self.users[id.at()][..], [(user, k)] if !self.needs_memory(user, k) && graph.node(user).op.is_pointwise());
+        let behind_another = if alone { Place::Passing } else { Place::Stored };
+        if !is_step(&node.op) {
+            return behind_another;
+        }
+        let (mut sources, mut steps) = (SmallVec::<[NodeId; 3]>::new(), 1);
+        for edge in self.edges[id.at()].iter().filter(|e| wide(graph, node, e)) {
+            let below = match &self.places[edge.source.at()] {
+                Place::Passing => return behind_another,
+                Place::Stored => std::slice::from_ref(&edge.source),
+                Place::Derived { .. } if edge.axes.is_none() => std::slice::from_ref(&edge.source),
+                Place::Derived { sources, steps: below } => {
+                    steps += below;
+                    sources
+                }
+            };
+            sources.extend(below.iter().copied().filter(|s| !matches!(graph.node(*s).op, Op::Variable(_))));
+        }
+        sources.sort_unstable();
+        sources.dedup();
+        if sources.len() > SOURCES_MAX || steps > STEPS_MAX { Place::Stored } else { Place::Derived { sources, steps } }
+    }
+
+    /// Whether a user takes an operand from memory, rather than point by point.
+    fn needs_memory(&self, user: NodeId, operand: usize) -> bool {
+        let op = &self.graph.node(user).op;
+        self.edges[user.at()][operand].axes.is_none() || !(is_step(op) || matches!(op, Op::Reduce(..)))
+    }
+
+    /// Whether the way back takes a node's value from memory.
+    fn returns_to_memory(&self, id: NodeId) -> bool {
+        let back = |&(user, k): &(NodeId, usize)| self.graph.origin(user).phase != Phase::Forward && self.needs_memory(user, k);
+        self.users[id.at()].iter().any(back)
+    }
+}
+
+/// Made point by point; random numbers are, and come out the same again.
+fn is_step(op: &Op) -> bool {
+    op.is_pointwise() && *op != Op::Copy || matches!(op, Op::Uniform { .. })
+}
+
+struct Copier<'a> {
+    choice: &'a Choice<'a>,
+    inside: Vec<bool>,
+    again: Vec<bool>,
+    out: Graph,
+    /// The new node of each old one.
+    map: Vec<NodeId>,
+    /// The node that stands for an old one on the way back.
+    back: HashMap<NodeId, NodeId>,
+    /// The copies of steps that something is made of again.
+    copies: HashMap<NodeId, NodeId>,
+}
+
+impl Copier<'_> {
+    /// The new node that the way back takes for an old one: another where it, or a step that it is made of, is made again.
+    fn on_the_way_back(&mut self, id: NodeId) -> NodeId {
+        if let Some(&made) = self.back.get(&id) {
+            return made;
+        }
+        let graph = self.choice.graph;
+        if self.inside[id.at()] {
+            // One after the other, since segments may be long.
+            for step in self.missing(id) {
+                let made = self.emit_copy(step, true);
+                self.back.insert(step, made);
+            }
+        }
+        let node = graph.node(id);
+        let made = if let Some(&made) = self.back.get(&id) {
+            made
+        } else if self.again[id.at()] {
+            self.emit_copy(id, true)
+        } else if graph.origin(id).phase == Phase::Forward && graph.origin(id).segment == 0 && (is_step(&node.op) || node.op.is_view()) {
+            self.emit_copy(id, false)
+        } else {
+            self.map[id.at()]
+        };
+        self.back.insert(id, made);
+        made
+    }
+
+    /// What of a segment must be made again for a node of it, in order.
+    fn missing(&self, id: NodeId) -> Vec<NodeId> {
+        let (mut found, mut at) = (vec![id], 0);
+        let mut seen = HashSet::from([id]);
+        while let Some(&step) = found.get(at) {
+            at += 1;
+            let inputs = self.choice.graph.node(step).inputs.iter().copied();
+            for input in inputs.filter(|i| self.inside[i.at()] && !self.back.contains_key(i)) {
+                if seen.insert(input) {
+                    found.push(input);
+                }
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+
+    /// A step that something is made of again, itself made again; what is in memory stays.
+    fn copy(&mut self, id: NodeId) -> NodeId {
+        if self.again[id.at()] {
+            return self.on_the_way_back(id);
+        }
+        if let Some(&made) = self.copies.get(&id) {
+            return made;
+        }
+        let derived = matches!(self.choice.places[id.at()], Place::Derived { .. });
+        let view = self.choice.graph.node(id).op.is_view();
+        let made = if derived || view { self.emit_copy(id, true) } else { self.map[id.at()] };
+        self.copies.insert(id, made);
+        made
+    }
+
+    /// A node's operation on what its operands are on the way back: if `deep`, made of copies, else as they come. If all of these
+    /// are what they were, only a deep copy makes another node.
+    fn emit_copy(&mut self, id: NodeId, deep: bool) -> NodeId {
+        let node = self.choice.graph.node(id);
+        let inputs: SmallVec<[NodeId; 3]> =
+            node.inputs.iter().map(|&i| if deep { self.copy(i) } else { self.on_the_way_back(i) }).collect();
+        let same = node.inputs.iter().zip(&inputs).all(|(old, new)| self.map[old.at()] == *new);
+        if same && !(deep && (is_step(&node.op) || self.inside[id.at()] && !node.op.is_view())) {
+            return self.map[id.at()];
+        }
+        self.out.set_origin(Origin { phase: Phase::Again, ..self.choice.graph.origin(id).clone() });
+        self.out.emit(node.op.clone(), &inputs, node.dtype, node.dims.clone())
+    }
+}

@@ -1,0 +1,179 @@
+//! Scaled dot-product attention (Vaswani et al. 2017).
+
+use std::panic::Location;
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Dims;
+use smallvec::SmallVec;
+
+use super::Tensor;
+use crate::ops::{Emit, Op};
+
+/// Which places of a sequence attend to which.
+#[derive(Clone, Copy, Debug)]
+pub enum Mask<'t> {
+    /// All to all.
+    None,
+    /// Truth values that broadcast to `[batch…, queries, keys]`: what holds is seen. A query that sees nothing gives NaN.
+    Seen(Tensor<'t>),
+    /// f32 that broadcasts to `[batch…, queries, keys]`, added to the scores.
+    Added(Tensor<'t>),
+}
+
+/// How much of the scores of attention is in memory at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Tiles {
+    /// Tiles of 128 queries where there are 512 or more of them, else all at once.
+    #[default]
+    Auto,
+    /// All scores `[batch…, queries, keys]`, kept for the way back.
+    Whole,
+    /// Those of this many queries at a time, and in inference with `causal` only of the keys they see; the way back makes them
+    /// again, tile by tile. What Dao et al., "FlashAttention" (2022), do within a kernel is here a matter of the plan.
+    Queries(usize),
+}
+
+impl<'t> Mask<'t> {
+    fn map(self, change: impl FnOnce(Tensor<'t>) -> Tensor<'t>) -> Mask<'t> {
+        match self {
+            Mask::None => Mask::None,
+            Mask::Seen(seen) => Mask::Seen(change(seen)),
+            Mask::Added(bias) => Mask::Added(change(bias)),
+        }
+    }
+}
+
+impl Tiles {
+    /// The queries in a tile, if there are to be tiles. A number of queries that is not fixed is not cut.
+    fn queries(self, all: Option<usize>) -> Option<usize> {
+        let rows = match self {
+            Tiles::Auto => all.filter(|&all| all >= 512).map(|_| 128)?,
+            Tiles::Whole => return None,
+            Tiles::Queries(rows) => rows.max(1),
+        };
+        (all? > rows).then_some(rows)
+    }
+}
+
+impl<'t> Tensor<'t> {
+    /// softmax(Q·Kᵀ/√width + mask)·V for queries `[batch…, queries, width]` (this tensor), keys `[batch…, keys, width]` and
+    /// values `[batch…, keys, any]`. If `causal`, query i sees keys 0 to i alone.
+    ///
+    /// Scores take up `queries × keys` numbers, many of them for long sequences: [`Tiles::Auto`] decides how much of that is in
+    /// memory at once; [`attention_in`](Tensor::attention_in) leaves the choice to the caller.
+    #[track_caller]
+    pub fn attention(self, keys: Tensor<'t>, values: Tensor<'t>, causal: bool, mask: Mask<'t>) -> Tensor<'t> {
+        self.attention_in(Tiles::Auto, keys, values, causal, mask)
+    }
+
+    /// [`attention`](Tensor::attention) in tiles of the caller's choice; the results differ in rounding alone.
+    #[track_caller]
+    pub fn attention_in(self, tiles: Tiles, keys: Tensor<'t>, values: Tensor<'t>, causal: bool, mask: Mask<'t>) -> Tensor<'t> {
+        let at = Location::caller();
+        let mut width = Size::ONE;
+        let q = self.trace.record(at, &[self, keys, values], |g, ids| {
+            let dims = [0, 1, 2].map(|i| g.dims(ids[i]).as_slice());
+            let say = |why: &str| {
+                let shown = dims.map(|d| g.symbols.show(d).to_string());
+                Err(format!("attention of queries {}, keys {} and values {}: {why}", shown[0], shown[1], shown[2]))
+            };
+            let [[.., w], [.., of_keys, wk], [.., of_values, _]] = dims else { return say("each needs two axes") };
+            if w != wk || of_keys != of_values {
+                return say("queries and keys must be equally wide, keys and values equally many");
+            }
+            width = *w;
+            Ok(ids[0])
+        });
+        let Some(fixed) = width.as_fixed() else {
+            return self.require(at, |_, _| Err("attention: queries and keys must be of fixed width".into()));
+        };
+        let scale = (1.0 / (fixed as f64).sqrt()) as f32;
+        let Some(axis) = q.rank().checked_sub(2) else { return q };
+        let all = q.len(axis);
+        let (Some(rows), Some(all)) = (tiles.queries(all), all) else {
+            return q.attend(keys, values, scale, causal.then_some(0), mask);
+        };
+        let tiles: Vec<Tensor<'t>> = (0..all)
+            .step_by(rows)
+            .map(|first| {
+                let range = first..all.min(first + rows);
+                // Of the keys only those that the last query of the tile sees. Where there is a way back, all: there the gradient of
+                // the keys is one sum that each tile adds to.
+                let fewer = causal && !self.trace.is_training();
+                let seen = keys.len(axis_of_keys(keys)).filter(|&keys| fewer && range.end < keys).map(|_| range.end);
+                let cut = |x: Tensor<'t>| seen.map_or(x, |seen| x.slice(axis_of_keys(x), ..seen));
+                let mask = mask.map(|mask| {
+                    let own = |axis: usize, all: usize| mask.len(axis) == Some(all) && all > 1;
+                    let queries = mask.rank().checked_sub(2).filter(|&axis| own(axis, all));
+                    let mask = queries.map_or(mask, |axis| mask.slice(axis, range.clone()));
+                    let of_keys = mask.rank().checked_sub(1).filter(|&axis| mask.len(axis).is_some_and(|keys| keys > 1));
+                    seen.zip(of_keys).map_or(mask, |(seen, axis)| mask.slice(axis, ..seen))
+                });
+                let (q, keys, values) = (q.slice(axis, range.clone()), cut(keys), cut(values));
+                q.checkpoint(|q| q.attend(keys, values, scale, causal.then_some(first), mask))
+            })
+            .collect();
+        self.trace.concat(&tiles, axis)
+    }
+
+    /// Attention of all queries at once; if they are causal, of queries that begin at this place.
+    #[track_caller]
+    fn attend(self, keys: Tensor<'t>, values: Tensor<'t>, scale: f32, causal: Option<usize>, mask: Mask<'t>) -> Tensor<'t> {
+        let mut scores = self.matmul(keys.t()) * scale;
+        match mask {
+            Mask::None => {}
+            Mask::Seen(seen) => scores = seen.select(scores, f32::NEG_INFINITY),
+            Mask::Added(bias) => scores = scores + bias,
+        }
+        if let Some(first) = causal {
+            scores = scores.until_diagonal(first).select(scores, f32::NEG_INFINITY);
+        }
+        // The weights are divided by their sum behind the product, where there are fewer numbers: so they are in memory once, as
+        // exponentials, which are their own derivative.
+        let last = scores.rank().saturating_sub(1);
+        let weights = scores.exponentials(last);
+        weights.matmul(values) / weights.sum_keep(last)
+    }
+
+    /// Attention of a sequence to itself, by several heads: queries, keys and values side by side `[batch…, length, 3·width]`,
+    /// each with its heads side by side, → `[batch…, length, width]`.
+    #[track_caller]
+    pub fn self_attention(self, heads: usize, causal: bool, mask: Mask<'t>) -> Tensor<'t> {
+        let Some(last) = self.rank().checked_sub(1).filter(|&last| last > 0) else {
+            return self.require(Location::caller(), |g, x| {
+                Err(format!("self_attention of {}: [batch…, length, 3·width] is needed", g.symbols.show(g.dims(x))))
+            });
+        };
+        let parts = self.split(last, 3);
+        // […, length, width] → […, heads, length, width/heads]
+        let [q, k, v] = [0, 1, 2].map(|i| parts[i].unflatten(last, [i64::try_from(heads).unwrap_or(0), -1]).transpose(last - 1, last));
+        q.attention(k, v, causal, mask).transpose(last - 1, last).flatten(last)
+    }
+
+    /// Whether the coordinate along the last axis is at most that along the one before, counted from `first`: of this tensor's
+    /// shape.
+    #[track_caller]
+    fn until_diagonal(self, first: usize) -> Tensor<'t> {
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            let dims = g.dims(ids[0]).clone();
+            let rank = dims.len();
+            let mut along = |axis: usize| {
+                let mut strides: Dims = SmallVec::from_elem(Size::ZERO, rank);
+                strides[axis] = Size::ONE;
+                g.emit(Op::Index(strides), &[], DType::I32, dims.clone())
+            };
+            let (row, column) = (along(rank - 2), along(rank - 1));
+            // As a float, a place is exact up to 2²⁴; no machine has room for the scores of more.
+            let first = g.full(first as f32, DType::I32, &dims);
+            let row = g.scalar(ScalarOp::Add, &[row, first]);
+            Ok(g.scalar(ScalarOp::Le, &[column, row]))
+        })
+    }
+}
+
+/// The axis of a tensor `[batch…, keys, width]` along which its keys are.
+fn axis_of_keys(keys: Tensor<'_>) -> usize {
+    keys.rank().saturating_sub(2)
+}

@@ -1,0 +1,96 @@
+//! Normalisation: what norm layers compute, without their weights.
+
+use std::panic::Location;
+
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Dims;
+use smallvec::SmallVec;
+
+use super::reduce::count;
+use super::{AxisSet, Tensor};
+use crate::ops::{Axes, Emit, Op};
+
+/// Statistics of a batch for each channel, and what normalises by them.
+pub(crate) struct BatchStatistics<'t> {
+    /// x less a constant near the mean, of x's shape.
+    centred: Tensor<'t>,
+    /// The mean of that: `[1, channels, 1…]`.
+    rest: Tensor<'t>,
+    /// The mean of x: `[1, channels, 1…]`.
+    pub mean: Tensor<'t>,
+    /// The biased variance of x: `[1, channels, 1…]`.
+    pub variance: Tensor<'t>,
+    /// How many elements a channel has, an f32 scalar.
+    pub count: Tensor<'t>,
+}
+
+impl<'t> Tensor<'t> {
+    /// (x − mean)/√(variance + ε), mean and biased variance taken over the given axes.
+    #[track_caller]
+    pub fn normalize(self, axes: impl AxisSet, eps: f32) -> Tensor<'t> {
+        let axes = axes.axes(self.rank());
+        let centred = self - self.mean_keep(axes.as_slice());
+        centred * (centred.square().mean_keep(axes.as_slice()) + eps).rsqrt()
+    }
+
+    /// [`Tensor::normalize`] of an image or sequence `[n, channels, …]` over the places and channels of each of `groups` groups
+    /// of neighbouring channels.
+    #[track_caller]
+    pub fn group_normalize(self, groups: usize, eps: f32) -> Tensor<'t> {
+        let Some(channels) = self.len(1).filter(|_| self.rank() > 2) else {
+            return self.require(Location::caller(), |g, x| {
+                Err(format!("group_normalize of {}: [n, channels, …] with a fixed number of channels is needed", g.symbols.show(g.dims(x))))
+            });
+        };
+        let grouped = self.unflatten(1, (groups, channels.checked_div(groups).unwrap_or(0)));
+        let axes: Vec<usize> = (2..grouped.rank()).collect();
+        let y = grouped.normalize(axes.as_slice(), eps);
+        self.trace.record(Location::caller(), &[y, self], |g, ids| {
+            let dims = g.dims(ids[1]).clone();
+            Ok(g.reshape(ids[0], &dims))
+        })
+    }
+
+    /// Mean and variance of each channel (axis 1) over all other axes.
+    ///
+    /// Both come from one pass: with a constant K near the mean, the mean is K + E[x − K] and the variance
+    /// E[(x − K)²] − E[x − K]² (Chan, Golub & LeVeque 1983). K is the mean of the first example, which is one of n groups of
+    /// equal size: so (mean − K)² is at most n times the variance, and what cancels in the difference costs at most a factor
+    /// n + 1 in rounding. The result does not depend on K but for that, so no gradient flows through it.
+    #[track_caller]
+    pub(crate) fn batch_statistics(self) -> BatchStatistics<'t> {
+        let at = Location::caller();
+        let first = self.trace.record(at, &[self], |g, ids| {
+            let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]).clone());
+            let mut one = dims.clone();
+            one[0] = Size::ONE;
+            let start: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
+            Ok(g.emit(Op::Slice { start, step: SmallVec::from_elem(1, dims.len()) }, ids, dtype, one))
+        });
+        let places: Vec<usize> = (2..self.rank()).collect();
+        let near = if places.is_empty() { first } else { first.mean_keep(places.as_slice()) }.detach();
+        let axes: Vec<usize> = (0..self.rank()).filter(|&axis| axis != 1).collect();
+        let centred = self - near;
+        let rest = centred.mean_keep(axes.as_slice());
+        let variance = (centred.square().mean_keep(axes.as_slice()) - rest.square()).maximum(0.0);
+        let count = self.trace.record(at, &[self], |g, ids| count(g, ids[0], &Axes::from_slice(&axes)));
+        BatchStatistics { centred, rest, mean: near + rest, variance, count }
+    }
+
+    /// This tensor if an axis has this length; `what` is the layer that needs it.
+    #[track_caller]
+    pub(crate) fn require_len(self, what: &str, axis: usize, len: usize) -> Tensor<'t> {
+        self.require(Location::caller(), |g, x| match g.dims(x).get(axis) {
+            Some(&n) if i64::try_from(len).is_ok_and(|len| n == Size::fixed(len)) => Ok(()),
+            _ => Err(format!("{what} of {}: axis {axis} must have length {len}", g.symbols.show(g.dims(x)))),
+        })
+    }
+}
+
+impl<'t> BatchStatistics<'t> {
+    /// (x − mean)·scale, the scale `[channels, 1…]`.
+    #[track_caller]
+    pub fn scaled(&self, scale: Tensor<'t>) -> Tensor<'t> {
+        (self.centred - self.rest) * scale
+    }
+}

@@ -1,0 +1,390 @@
+"""Records what PyTorch computes with small versions of the built-in models, for tests/torch.rs.
+
+Needs torch and numpy. Run in this folder: python record.py. It writes two safetensors files for each model into torch/:
+NAME.weights.safetensors, the first weights as state_dict() names them, and NAME.case.safetensors:
+    x, y          the inputs and labels of ten steps, one behind the other
+    losses        the loss of each training step, before its update
+    logits        what the first step computes in training mode
+    eval          what the trained model computes of the first input in evaluation mode
+    grad.NAME     the gradients of the first step
+    end.NAME      running statistics after the ten steps
+
+Of the built-in models as they are, too large to keep, full.safetensors has the losses, logits and gradients; weights, inputs
+and labels are those of a formula (`noise`), and of each tensor it keeps some numbers at equal distances (`some`).
+"""
+import json, os, struct
+import numpy as np, torch, torch.nn as nn, torch.nn.functional as F
+
+STEPS = 10
+
+
+class Block(nn.Module):
+    def __init__(self, inputs, width, stride, bottleneck):
+        super().__init__()
+        out = 4 * width if bottleneck else width
+        plan = [(1, 1, width), (3, stride, width), (1, 1, out)] if bottleneck else [(3, stride, width), (3, 1, width)]
+        self.count, last = len(plan), inputs
+        for i, (k, s, to) in enumerate(plan, 1):
+            setattr(self, f"conv{i}", nn.Conv2d(last, to, k, s, k // 2, bias=False))
+            setattr(self, f"bn{i}", nn.BatchNorm2d(to))
+            last = to
+        self.out = out
+        self.downsample = nn.Sequential(nn.Conv2d(inputs, out, 1, stride, bias=False), nn.BatchNorm2d(out)) if stride != 1 or inputs != out else None
+
+    def forward(self, x):
+        y = x
+        for i in range(1, self.count + 1):
+            y = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(F.relu(y) if i > 1 else y))
+        return F.relu(y + (self.downsample(x) if self.downsample else x))
+
+
+class ResNet(nn.Module):
+    def __init__(self, large, bottleneck, depths, width, classes):
+        super().__init__()
+        k, s, p = (7, 2, 3) if large else (3, 1, 1)
+        self.large, self.stages = large, len(depths)
+        self.conv1, self.bn1 = nn.Conv2d(3, width, k, s, p, bias=False), nn.BatchNorm2d(width)
+        channels = width
+        for stage, depth in enumerate(depths):
+            blocks = []
+            for b in range(depth):
+                blocks.append(Block(channels, width << stage, 2 if stage and b == 0 else 1, bottleneck))
+                channels = blocks[-1].out
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x):
+        x = F.relu(self.bn1(self.conv1(x)))
+        if self.large:
+            x = F.max_pool2d(x, 3, 2, 1)
+        for stage in range(self.stages):
+            x = getattr(self, f"layer{stage + 1}")(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def unit(i, o, k, s, g=1):
+    return nn.Sequential(nn.Conv2d(i, o, k, s, k // 2, groups=g, bias=False), nn.BatchNorm2d(o), nn.ReLU6())
+
+
+class Inverted(nn.Module):
+    def __init__(self, i, o, stride, factor):
+        super().__init__()
+        wide = i * factor
+        layers = ([unit(i, wide, 1, 1)] if factor != 1 else []) + [unit(wide, wide, 3, stride, wide)]
+        self.conv = nn.Sequential(*layers, nn.Conv2d(wide, o, 1, bias=False), nn.BatchNorm2d(o))
+        self.residual = stride == 1 and i == o
+
+    def forward(self, x):
+        return x + self.conv(x) if self.residual else self.conv(x)
+
+
+class MobileNetV2(nn.Module):
+    def __init__(self, stem, stages, last, classes):
+        super().__init__()
+        layers, channels = [unit(3, stem, 3, 2)], stem
+        for factor, to, blocks, stride in stages:
+            for b in range(blocks):
+                layers.append(Inverted(channels, to, stride if b == 0 else 1, factor))
+                channels = to
+        self.features = nn.Sequential(*layers, unit(channels, last, 1, 1))
+        self.classifier = nn.Sequential(nn.Dropout(0.0), nn.Linear(last, classes))
+
+    def forward(self, x):
+        return self.classifier(self.features(x).mean((2, 3)))
+
+
+class Vgg(nn.Module):
+    def __init__(self, stages, places, hidden, classes):
+        super().__init__()
+        layers, channels = [], 3
+        for to, count in stages:
+            for _ in range(count):
+                layers += [nn.Conv2d(channels, to, 3, padding=1), nn.ReLU()]
+                channels = to
+            layers.append(nn.MaxPool2d(2))
+        self.features, self.avgpool = nn.Sequential(*layers), nn.AdaptiveAvgPool2d(places)
+        self.classifier = nn.Sequential(
+            nn.Linear(channels * places * places, hidden), nn.ReLU(), nn.Dropout(0.0),
+            nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.0), nn.Linear(hidden, classes))
+
+    def forward(self, x):
+        return self.classifier(self.avgpool(self.features(x)).flatten(1))
+
+
+class FullMlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden1, self.hidden2, self.head = nn.Linear(784, 512), nn.Linear(512, 256), nn.Linear(256, 10)
+
+    def forward(self, x):
+        return self.head(F.relu(self.hidden2(F.relu(self.hidden1(x)))))
+
+
+class FullCnn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.body = nn.Conv2d(1, 32, 5, padding=2), nn.Conv2d(32, 64, 5, padding=2)
+        self.hidden, self.head = nn.Linear(64 * 7 * 7, 512), nn.Linear(512, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.stem(x)), 2)
+        x = F.max_pool2d(F.relu(self.body(x)), 2)
+        return self.head(F.relu(self.hidden(x.flatten(1))))
+
+
+class Double(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.double_conv = nn.Sequential(
+            nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(),
+            nn.Conv2d(o, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU())
+
+    def forward(self, x):
+        return self.double_conv(x)
+
+
+class Up(nn.Module):
+    def __init__(self, i):
+        super().__init__()
+        self.up, self.conv = nn.ConvTranspose2d(i, i // 2, 2, 2), Double(i, i // 2)
+
+    def forward(self, x, beside):
+        return self.conv(torch.cat([beside, self.up(x)], 1))
+
+
+class Out(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.conv = nn.Conv2d(i, o, 1)
+
+
+class Down(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.maxpool_conv = nn.Sequential(nn.MaxPool2d(2), Double(i, o))
+
+
+class UNet(nn.Module):
+    def __init__(self, inputs, width, levels, classes):
+        super().__init__()
+        self.levels, self.inc = levels, Double(inputs, width)
+        for i in range(1, levels + 1):
+            setattr(self, f"down{i}", Down(width << (i - 1), width << i))
+            setattr(self, f"up{i}", Up(width << (levels + 1 - i)))
+        self.outc = Out(width, classes)
+
+    def forward(self, x):
+        kept = [self.inc(x)]
+        for i in range(1, self.levels + 1):
+            kept.append(getattr(self, f"down{i}").maxpool_conv(kept[-1]))
+        x = kept.pop()
+        for i in range(1, self.levels + 1):
+            x = getattr(self, f"up{i}")(x, kept.pop())
+        return self.outc.conv(x)
+
+
+class Attention(nn.Module):
+    def __init__(self, d, heads):
+        super().__init__()
+        self.heads, self.c_attn, self.c_proj = heads, nn.Linear(d, 3 * d), nn.Linear(d, d)
+
+    def forward(self, x):
+        B, T, D = x.shape
+        q, k, v = (t.view(B, T, self.heads, D // self.heads).transpose(1, 2) for t in self.c_attn(x).split(D, 2))
+        return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, D))
+
+
+class Mlp(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.c_fc, self.c_proj = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class GptBlock(nn.Module):
+    def __init__(self, d, heads):
+        super().__init__()
+        self.ln_1, self.attn, self.ln_2, self.mlp = nn.LayerNorm(d), Attention(d, heads), nn.LayerNorm(d), Mlp(d)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Gpt(nn.Module):
+    def __init__(self, layers, d, heads, length, vocabulary):
+        super().__init__()
+        self.transformer = nn.ModuleDict(dict(
+            wte=nn.Embedding(vocabulary, d), wpe=nn.Embedding(length, d),
+            h=nn.ModuleList([GptBlock(d, heads) for _ in range(layers)]), ln_f=nn.LayerNorm(d)))
+        self.lm_head = nn.Linear(d, vocabulary, bias=False)
+
+    def forward(self, tokens):
+        t = self.transformer
+        x = t.wte(tokens) + t.wpe.weight
+        for block in t.h:
+            x = block(x)
+        return self.lm_head(t.ln_f(x))
+
+
+class Lstm(nn.Module):
+    def __init__(self, vocabulary, width, hidden):
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(vocabulary, width), nn.LSTM(width, hidden, batch_first=True)
+        self.fc = nn.Linear(hidden, vocabulary)
+
+    def forward(self, tokens):
+        return self.fc(self.lstm(self.embedding(tokens))[0])
+
+
+class Layers(nn.Module):
+    """Norms and attention of this library that no built-in model uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.group, self.rms = nn.GroupNorm(2, 6), nn.RMSNorm(10, eps=1e-6)
+        self.attention, self.fc = nn.MultiheadAttention(10, 2, batch_first=True), nn.Linear(10, 4)
+
+    def forward(self, x):
+        x = self.rms(self.group(x))
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.fc(self.attention(x, x, x, attn_mask=mask, need_weights=False)[0].mean(1))
+
+
+def cases():
+    """Name, model, shape of an example, kinds of tokens (0: images), classes, shape of the labels, batch, optimizer."""
+    sgd = lambda ps: torch.optim.SGD(ps, 0.05, momentum=0.9)
+    adam = lambda ps: torch.optim.Adam(ps, 1e-2)
+    adamw = lambda ps: torch.optim.AdamW(ps, 3e-3, weight_decay=0.1)
+    yield "resnet20", lambda: ResNet(False, False, [2, 2], 4, 5), (3, 8, 8), 0, 5, (), 4, sgd
+    yield "resnet18", lambda: ResNet(True, False, [1, 2], 4, 5), (3, 32, 32), 0, 5, (), 3, sgd
+    yield "resnet50", lambda: ResNet(True, True, [1, 1], 4, 5), (3, 32, 32), 0, 5, (), 3, sgd
+    yield "mobilenetv2", lambda: MobileNetV2(4, [[1, 4, 1, 1], [3, 6, 2, 2]], 12, 5), (3, 16, 16), 0, 5, (), 4, sgd
+    yield "vgg16", lambda: Vgg([[4, 1], [8, 2]], 2, 16, 5), (3, 12, 12), 0, 5, (), 4, sgd
+    yield "unet", lambda: UNet(3, 4, 2, 2), (3, 12, 12), 0, 2, (12, 12), 2, adam
+    yield "gpt", lambda: Gpt(2, 16, 2, 8, 32), (8,), 32, 32, (8,), 3, adamw
+    yield "lstm", lambda: Lstm(16, 8, 12), (6,), 16, 16, (6,), 3, adam
+    yield "layers", Layers, (6, 10), 0, 4, (), 4, sgd
+
+
+def full():
+    """Name, model, shape of an example, kinds of tokens (0: images), classes, shape of the labels, batch, optimizer.
+
+    The residual networks learn slowly: at the usual rate of 0.01 PyTorch's own losses in single and in double precision part by
+    one in a thousand within seven steps, at these by one in a hundred thousand within ten, and the updates still change losses
+    by more than ten times what the test allows.
+    """
+    sgd = lambda ps: torch.optim.SGD(ps, 0.01, momentum=0.9)
+    slow = lambda rate: lambda ps: torch.optim.SGD(ps, rate, momentum=0.9)
+    adam = lambda ps: torch.optim.Adam(ps, 1e-3)
+    adamw = lambda ps: torch.optim.AdamW(ps, 3e-4, weight_decay=0.1)
+    yield "mlp", FullMlp, (784,), 0, 10, (), 8, sgd
+    yield "cnn", FullCnn, (1, 28, 28), 0, 10, (), 4, adam
+    yield "resnet20", lambda: ResNet(False, False, [3, 3, 3], 16, 10), (3, 32, 32), 0, 10, (), 4, slow(1e-4)
+    yield "resnet18", lambda: ResNet(True, False, [2, 2, 2, 2], 64, 200), (3, 64, 64), 0, 200, (), 4, slow(2e-5)
+    yield "gpt", lambda: Gpt(4, 256, 4, 128, 1024), (128,), 1024, 1024, (128,), 1, adamw
+
+
+def noise(count, seed):
+    """Numbers in 0..1 on a grid of 2**-24, from the mixing of MurmurHash3."""
+    h = np.arange(count, dtype=np.uint32) + np.uint32(seed * 0x9E3779B9 & 0xFFFFFFFF)
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    h = h ^ (h >> np.uint32(16))
+    return (h >> np.uint32(8)).astype(np.float32) / np.float32(1 << 24)
+
+
+def noisy(shape, seed, kinds=0):
+    x = noise(int(np.prod(shape)), seed).reshape(shape)
+    return torch.from_numpy((x * np.float32(kinds)).astype(np.int64)) if kinds else torch.from_numpy(x)
+
+
+def fill(model):
+    """First weights: products evenly in ±1/√(inputs), scales 1, shifts evenly in ±0.1."""
+    for seed, (name, p) in enumerate(sorted(model.named_parameters())):
+        with torch.no_grad():
+            even = 2 * noisy(tuple(p.shape), seed) - 1
+            if p.dim() > 1:
+                p.copy_(even * float(np.float32(1 / np.sqrt(p[0].numel()))))
+            else:
+                p.copy_(torch.ones_like(p) if name.endswith("weight") else even * float(np.float32(0.1)))
+
+
+def some(t, most=64):
+    flat = t.detach().reshape(-1)
+    return flat[:: -(-flat.numel() // most)].clone()
+
+
+def record_full():
+    kept = {}
+    for name, build, example, tokens, classes, label, batch, optimizer in full():
+        model = build()
+        fill(model)
+        update, losses = optimizer(model.parameters()), []
+        for step in range(STEPS):
+            x, y = noisy((batch, *example), 1000 + step, tokens), noisy((batch, *label), 2000 + step, classes)
+            logits = model(x)
+            loss = F.cross_entropy(logits.reshape(-1, classes), y.reshape(-1))
+            update.zero_grad()
+            loss.backward()
+            if step == 0:
+                kept[f"{name}/logits"] = some(logits, 1024)
+                kept |= {f"{name}/grad.{n}": some(p.grad) for n, p in model.named_parameters()}
+            losses.append(loss.item())
+            update.step()
+        kept[f"{name}/losses"] = torch.tensor(losses)
+        print(f"{name:12} losses {losses[0]:.4f} … {losses[-1]:.4f}")
+    save("torch/full.safetensors", kept)
+
+
+def save(path, tensors):
+    header, data = {}, b""
+    for name, t in tensors.items():
+        a = t.detach().cpu().contiguous().numpy()
+        kind = {"float32": "F32", "int32": "I32", "int64": "I64"}[str(a.dtype)]
+        header[name] = {"dtype": kind, "shape": list(a.shape), "data_offsets": [len(data), len(data) + a.nbytes]}
+        data += a.tobytes()
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def main():
+    torch.use_deterministic_algorithms(True)
+    os.makedirs("torch", exist_ok=True)
+    for seed, (name, build, example, tokens, classes, label, batch, optimizer) in enumerate(cases()):
+        torch.manual_seed(seed)
+        model = build()
+        shape = (STEPS * batch, *example)
+        x = torch.randint(tokens, shape) if tokens else torch.randn(shape)
+        y = torch.randint(classes, (STEPS * batch, *label))
+        save(f"torch/{name}.weights.safetensors", model.state_dict())
+        case = {"x": x.int() if tokens else x, "y": y.int()}
+        update, losses = optimizer(model.parameters()), []
+        for step in range(STEPS):
+            part = slice(step * batch, (step + 1) * batch)
+            logits = model(x[part])
+            by_class = logits.movedim(1, -1) if name == "unet" else logits
+            loss = F.cross_entropy(by_class.reshape(-1, classes), y[part].reshape(-1))
+            update.zero_grad()
+            loss.backward()
+            if step == 0:
+                case["logits"] = logits.detach().clone()
+                case |= {f"grad.{n}": p.grad.clone() for n, p in model.named_parameters()}
+            losses.append(loss.item())
+            update.step()
+        case |= {f"end.{n}": b for n, b in model.named_buffers() if "running" in n}
+        case["losses"] = torch.tensor(losses)
+        model.eval()
+        with torch.no_grad():
+            case["eval"] = model(x[:batch])
+        save(f"torch/{name}.case.safetensors", case)
+        print(f"{name:12} losses {losses[0]:.4f} … {losses[-1]:.4f}")
+    record_full()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+//! Layers against formulas written out here in f64, what they leave behind between steps, and what their mistakes say.
+
+mod support;
+
+use ndarray::ArrayD;
+use slabwise::nn::*;
+use slabwise::optim::Sgd;
+use slabwise::prelude::*;
+use support::Rng;
+
+fn random(rng: &mut Rng, lengths: &[usize], (low, high): (f64, f64)) -> ArrayD<f32> {
+    ArrayD::from_shape_simple_fn(lengths, || rng.float(low, high) as f32)
+}
+
+#[track_caller]
+fn assert_close(got: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len());
+    for (i, (g, e)) in got.iter().zip(expected).enumerate() {
+        assert!((f64::from(*g) - e).abs() <= tolerance * (1.0 + e.abs()), "element {i}: {g} instead of {e}");
+    }
+}
+
+fn values(array: &ArrayD<f32>) -> Vec<f64> {
+    array.iter().map(|&v| f64::from(v)).collect()
+}
+
+/// What a model makes of one input, by the kernels; its weights are as declared.
+fn infer(x: &ArrayD<f32>, model: impl for<'t> Fn(&Scope, Tensor<'t>) -> Tensor<'t>) -> Vec<f32> {
+    let params = Params::seeded(5);
+    let trace = Trace::inference();
+    let y = model(&params.root(), trace.input("x", F32, x.shape()));
+    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+    let program = session.compile(&trace, [y]).expect("it compiles");
+    let [y] = session.run(&program, (x,)).expect("it runs");
+    y.array::<f32>().expect("f32").into_iter().collect()
+}
+
+/// (x − mean)/√(variance + ε) of a group.
+fn normalized(group: &[f64], eps: f64) -> Vec<f64> {
+    let n = group.len() as f64;
+    let mean = group.iter().sum::<f64>() / n;
+    let variance = group.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    group.iter().map(|x| (x - mean) / (variance + eps).sqrt()).collect()
+}
+
+#[test]
+fn norms_of_one_example() {
+    let rng = &mut Rng(1);
+    // Far from 0, where E[x²] − E[x]² would have no digit left.
+    let x = random(rng, &[6, 40], (999.0, 1001.0));
+    let rows: Vec<f64> = values(&x).chunks(40).flat_map(|row| normalized(row, 1e-5)).collect();
+    assert_close(&infer(&x, |at, x| x.apply(&LayerNorm::new(at / "norm", 40))), &rows, 3e-4);
+
+    let x = random(rng, &[6, 40], (-2.0, 3.0));
+    let rms = values(&x);
+    let rms = rms.chunks(40).flat_map(|row| {
+        let scale = (row.iter().map(|x| x * x).sum::<f64>() / 40.0 + 1e-6).sqrt();
+        row.iter().map(move |x| x / scale)
+    });
+    assert_close(&infer(&x, |at, x| x.apply(&RmsNorm::new(at / "norm", 40))), &rms.collect::<Vec<f64>>(), 1e-5);
+
+    let x = random(rng, &[2, 6, 3, 5], (-2.0, 3.0));
+    let groups: Vec<f64> = values(&x).chunks(2 * 15).flat_map(|group| normalized(group, 1e-5)).collect();
+    assert_close(&infer(&x, |at, x| x.apply(&GroupNorm::new(at / "norm", 3, 6))), &groups, 1e-5);
+}
+
+/// Batch normalisation in f64.
+struct Expected {
+    mean: Vec<f64>,
+    var: Vec<f64>,
+}
+
+impl Expected {
+    /// A training step over `x`, `[n, channels, places]`.
+    fn step(&mut self, x: &ArrayD<f32>) -> Vec<f64> {
+        let (n, channels) = (x.shape()[0], x.shape()[1]);
+        let places: usize = x.shape()[2..].iter().product();
+        let all = values(x);
+        let mut y = vec![0.0; all.len()];
+        for c in 0..channels {
+            let at: Vec<usize> = (0..n * places).map(|i| (i / places * channels + c) * places + i % places).collect();
+            let channel: Vec<f64> = at.iter().map(|&i| all[i]).collect();
+            let count = channel.len() as f64;
+            let mean = channel.iter().sum::<f64>() / count;
+            let unbiased = channel.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (count - 1.0);
+            at.iter().zip(normalized(&channel, 1e-5)).for_each(|(&i, v)| y[i] = v);
+            self.mean[c] = 0.9 * self.mean[c] + 0.1 * mean;
+            self.var[c] = 0.9 * self.var[c] + 0.1 * unbiased;
+        }
+        y
+    }
+}
+
+#[test]
+fn batch_norm_keeps_running_statistics() {
+    let rng = &mut Rng(2);
+    for (lengths, offset) in [(&[4, 3, 5, 5][..], 0.0), (&[4, 3, 5, 5], 3000.0), (&[7, 3], 0.0), (&[3, 3, 9], -2.0)] {
+        let params = Params::seeded(5);
+        let (images, rows) = (BatchNorm2d::new(&params.root() / "norm", 3), BatchNorm1d::new(&params.root() / "norm", 3));
+        let layer: &dyn Module = if lengths.len() == 4 { &images } else { &rows };
+        let bound: Vec<Dim> = [Dim::bounded("batch", 9)].into_iter().chain(lengths[1..].iter().map(|&n| n.into())).collect();
+        let compiled = |trace: Trace, session: &mut Session| {
+            let y = layer.forward(trace.input("x", F32, bound.as_slice()));
+            session.compile(&trace, [y]).expect("it compiles")
+        };
+        let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+        let train = compiled(Trace::training(), &mut session);
+        let eval = compiled(Trace::inference(), &mut session);
+        let mut expected = Expected { mean: vec![0.0; 3], var: vec![1.0; 3] };
+        for _ in 0..3 {
+            let x = random(rng, lengths, (offset - 1.0, offset + 2.0));
+            let y = expected.step(&x);
+            let [got] = session.run(&train, (&x,)).expect("it runs");
+            // What x itself was rounded by shows in its deviation from the mean.
+            assert_close(got.view::<f32>().expect("f32").as_slice().expect("contiguous"), &y, 2e-5 + offset.abs() * 1e-6);
+            drop(got);
+            assert_close(session.value("norm.running_mean").expect("there").as_slice().expect("contiguous"), &expected.mean, 1e-6);
+            assert_close(
+                session.value("norm.running_var").expect("there").as_slice().expect("contiguous"),
+                &expected.var,
+                1e-5 + offset.abs() * 1e-7,
+            );
+        }
+        let none = ArrayD::<f32>::zeros([&[0], &lengths[1..]].concat());
+        assert_eq!(session.run(&eval, (&none,)).expect("it runs")[0].shape()[0], 0);
+        let x = random(rng, lengths, (offset - 1.0, offset + 2.0));
+        let places: usize = lengths[2..].iter().product();
+        let y: Vec<f64> = values(&x)
+            .iter()
+            .enumerate()
+            .map(|(i, x)| (x - expected.mean[i / places % 3]) / (expected.var[i / places % 3] + 1e-5).sqrt())
+            .collect();
+        let [got] = session.run(&eval, (&x,)).expect("it runs");
+        assert_close(got.view::<f32>().expect("f32").as_slice().expect("contiguous"), &y, 1e-5 + offset.abs() * 1e-6);
+        drop(got);
+        // A step of no examples has no statistics, but does not go beyond its memory.
+        assert_eq!(session.run(&train, (&none,)).expect("it runs")[0].shape()[0], 0);
+    }
+}
+
+#[test]
+fn a_layer_applied_twice_moves_its_statistics_twice() {
+    let params = Params::seeded(5);
+    let norm = BatchNorm1d::new(&params.root() / "norm", 2).momentum(0.5);
+    let trace = Trace::training();
+    let x = trace.input("x", F32, (4, 2));
+    let y = x.apply(&norm) + (x + 4.0).apply(&norm);
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    let program = session.compile(&trace, [y]).expect("it compiles");
+    let x = ndarray::array![[1.0f32, 2.0], [1.0, 2.0], [3.0, 6.0], [3.0, 6.0]];
+    session.run(&program, (&x,)).expect("it runs");
+    // Means 2 and 4, then 6 and 8: half of each, and half of what was before.
+    assert_close(session.value("norm.running_mean").expect("there").as_slice().expect("contiguous"), &[3.5, 5.0], 1e-6);
+}
+
+#[test]
+fn attention_and_embedding_values() {
+    let rng = &mut Rng(3);
+    let (length, heads, width) = (5, 2, 6);
+    let qkv = random(rng, &[2, length, 3 * width], (-1.0, 1.0));
+    let got = infer(&qkv, |_, x| x.self_attention(heads, true, Mask::None));
+    let at = |b: usize, t: usize, part: usize, h: usize, i: usize| f64::from(qkv[[b, t, part * width + h * (width / heads) + i]]);
+    let each = width / heads;
+    let mut expected = vec![0.0; 2 * length * width];
+    for (b, t, h) in (0..2).flat_map(|b| (0..length).flat_map(move |t| (0..heads).map(move |h| (b, t, h)))) {
+        let score = |s: usize| (0..each).map(|i| at(b, t, 0, h, i) * at(b, s, 1, h, i)).sum::<f64>() / (each as f64).sqrt();
+        let weights: Vec<f64> = (0..=t).map(|s| score(s).exp()).collect();
+        for i in 0..each {
+            let mixed: f64 = weights.iter().enumerate().map(|(s, w)| w * at(b, s, 2, h, i)).sum();
+            expected[(b * length + t) * width + h * each + i] = mixed / weights.iter().sum::<f64>();
+        }
+    }
+    assert_close(&got, &expected, 1e-5);
+
+    let params = Params::seeded(5);
+    let layer = Embedding::new(&params.root() / "tokens", 4, 3);
+    let trace = Trace::inference();
+    let y = trace.input("x", I32, (2, 2)).apply(&layer);
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    let program = session.compile(&trace, [y]).expect("it compiles");
+    let table = session.value("tokens.weight").expect("there");
+    let [y] = session.run(&program, (&ndarray::array![[3, 0], [1, 3]],)).expect("it runs");
+    assert_eq!(y.shape(), [2, 2, 3]);
+    let expected: Vec<f64> =
+        [3, 0, 1, 3].iter().flat_map(|&row| (0..3).map(move |i| (row, i))).map(|i| f64::from(table[[i.0, i.1]])).collect();
+    assert_close(y.view::<f32>().expect("f32").as_slice().expect("contiguous"), &expected, 0.0);
+    drop(y);
+    let outside = session.run(&program, (&ndarray::array![[3, 4], [1, 3]],)).map(|_| ()).unwrap_err().to_string();
+    assert!(outside.contains('4'), "{outside}");
+}
+
+/// The norms of a training step take few passes: what is normalised goes through one kernel over rows, or is read once for
+/// its statistics and once to be used.
+#[test]
+fn norms_are_fused() {
+    let kernels = |lengths: &[usize], model: for<'t> fn(&Scope, Tensor<'t>) -> Tensor<'t>| {
+        let params = Params::seeded(1);
+        let trace = Trace::training();
+        let x = trace.input("x", F32, lengths);
+        let first = trace.param(&params.root().param("first", lengths, Init::Constant(1.0)));
+        // The loss is behind a product, which keeps the way forward and the way back apart.
+        let y = model(&params.root(), x * first).flatten(0);
+        let loss = y.matmul(trace.param(&params.root().param("last", (y.len(0).expect("fixed"), 1), Init::Constant(0.1)))).sum();
+        trace.minimize(loss, Sgd::new(0.1));
+        let mut session = Session::new(Device::Cpu, params).expect("a session");
+        let program = session.compile(&trace, [loss]).expect("it compiles");
+        program.plan().steps().map(String::from).collect::<Vec<String>>()
+    };
+    // Without the norm the same step has so many.
+    let bare = kernels(&[64, 256], |_, x| x.tanh()).len();
+    let rows = kernels(&[64, 256], |at, x| x.apply(&LayerNorm::new(at / "norm", 256)).tanh());
+    // One more for the gradients of weight and bias.
+    assert!(rows.len() <= bare + 2, "{bare} kernels become {rows:#?}");
+    let images = kernels(&[8, 16, 6, 6], |at, x| x.apply(&BatchNorm2d::new(at / "norm", 16)).tanh());
+    // The first example's mean, the statistics, the normalisation; sums of the gradient, the gradient. The product's operand is made
+    // again with those sums, of weight and bias, so that what these become is put into them by a copy each.
+    assert!(images.len() <= bare + 6, "{bare} kernels become {images:#?}");
+}
+
+#[test]
+fn mistakes_of_layers() {
+    let params = Params::seeded(5);
+    let root = params.root();
+    let said = |build: &dyn for<'t> Fn(&'t Trace) -> Tensor<'t>| {
+        let trace = Trace::training();
+        build(&trace);
+        let mistakes = trace.finish(&[]).err().unwrap_or_default();
+        assert!(mistakes.iter().all(|m| m.location.file() == file!()), "{mistakes:?}");
+        mistakes.into_iter().map(|m| m.message).collect::<Vec<String>>()
+    };
+    let norm = BatchNorm2d::new(&root / "norm", 3);
+    let layer = LayerNorm::new(&root / "layer", 4);
+    let said = [
+        said(&|t| t.input("x", F32, (2, 1, 4, 4)).apply(&norm)),
+        said(&|t| t.input("x", F32, (2, 3)).apply(&norm)),
+        said(&|t| t.input("x", F32, (2, 1)).apply(&layer)),
+        said(&|t| t.input("x", F32, (2, 3, 4)).attention(t.zeros((2, 3, 5)), t.zeros((2, 3, 4)), false, Mask::None)),
+        said(&|t| t.input("x", F32, (2, 3, 8)).unflatten(2, (3, -1))),
+        said(&|t| t.statistic(norm.weight()).value()),
+        said(&|t| t.input("x", F32, (2, 3, 4, 4)).adaptive_avg_pool2d([5, 1])),
+    ];
+    let expected = [
+        "batch norm of [2, 1, 4, 4]: axis 1 must have length 3",
+        "batch norm in 2d of f32 [2, 3]: the number of axes does not fit",
+        "layer norm of [2, 1]: axis 1 must have length 4",
+        "attention of queries [2, 3, 4], keys [2, 3, 5] and values [2, 3, 4]: queries and keys must be equally wide, keys and values equally many",
+        "unflatten [2, 3, 8] to [3, -1]: no length for -1 fits",
+        "\"norm.weight\" is a parameter: what changes it is an optimizer",
+        "adaptive_avg_pool2d of [2, 3, 4, 4] to 5×1: an image [n, channels, h, w] of fixed and no smaller height and width is needed",
+    ];
+    for (said, expected) in said.iter().zip(expected) {
+        assert_eq!(said, &[expected.to_string()]);
+    }
+    GroupNorm::new(&root / "group", 4, 6);
+    MultiHeadAttention::new(&root / "heads", 6, 4);
+    root.param("either", (2,), Init::Constant(0.0));
+    root.statistic("either", (2,), Init::Constant(0.0));
+    assert_eq!(params.mistakes().len(), 3, "{:?}", params.mistakes());
+}
