@@ -59,7 +59,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
     let mut again = Again { once: offsets.height, floor: offsets.lower_bound, ..Again::default() };
     let beside = session.persistent_bytes_with(&graph)?;
-    let room = session.room(beside, offsets.height);
+    let room = session.budget.room(beside, offsets.height);
     if let Some(room) = room.filter(|&room| room < offsets.height) {
         let within = plan_within(&scheduled.dag, offsets, room, &options.planner).map_err(|e| internal(e.to_string()))?;
         again.floor = within.floor;
@@ -87,7 +87,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
 pub(crate) fn compile(session: &mut Session, name: &str, graph: &Graph, started: Instant) -> Result<Compiled> {
     let Laid { graph, scheduled, plan, guard, room } = lay_out(session, name, graph, started)?;
     let variables = session.adopt(&graph)?;
-    session.settle(room);
+    session.budget.settle(room);
     let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.id)?;
     compiled.plan.set_compile_seconds(started.elapsed().as_secs_f64());
     Ok(compiled)

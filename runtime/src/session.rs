@@ -19,7 +19,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, VariableInfo};
-use crate::memory::budget::Budget;
+use crate::memory::budget::{Allowance, Budget};
 use crate::memory::pool::Pool;
 use crate::params::Params;
 use crate::plan::Plan;
@@ -59,9 +59,7 @@ pub struct Session {
     by_name: HashMap<Arc<str>, usize>,
     slab: Option<Region>,
     sizes: Region,
-    budget: Budget,
-    /// What a fraction of the first program's slab came to.
-    room: Option<u64>,
+    pub(crate) budget: Allowance,
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
@@ -100,8 +98,7 @@ impl Session {
             by_name: HashMap::new(),
             slab: None,
             sizes,
-            budget: Budget::Unlimited,
-            room: None,
+            budget: Allowance::default(),
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
@@ -112,7 +109,7 @@ impl Session {
     /// instead of keeping them, with the same results; compiling one that needs more even so is an error.
     #[must_use]
     pub fn with_budget(mut self, budget: impl Into<Budget>) -> Self {
-        (self.budget, self.room) = (budget.into(), None);
+        self.budget = Allowance::new(budget.into());
         self
     }
 
@@ -215,17 +212,6 @@ impl Session {
         Ok(Program { inner })
     }
 
-    /// The bytes that the budget leaves for a slab beside so many of weights and state; `once` is what it needs if nothing is
-    /// computed twice.
-    pub(crate) fn room(&self, persistent: u64, once: u64) -> Option<u64> {
-        self.room.or_else(|| self.budget.room(persistent, once))
-    }
-
-    /// The first program decides what a fraction comes to.
-    pub(crate) fn settle(&mut self, room: Option<u64>) {
-        self.room = room.filter(|_| matches!(self.budget, Budget::Fraction(_)));
-    }
-
     fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
         if self.slab.is_some_and(|s| s.bytes >= bytes) {
             return Ok(());
@@ -289,7 +275,7 @@ impl Session {
         let total = fresh.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
         let total = total.ok_or_else(|| Error::Value("the byte count of all weights and state overflows".into()))?;
         let needed = Bytes(self.persistent_bytes().saturating_add(total));
-        if let Budget::Bytes(budget) = self.budget
+        if let Some(budget) = self.budget.bytes()
             && needed > budget
         {
             return Err(Error::Budget {

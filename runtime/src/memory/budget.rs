@@ -22,12 +22,40 @@ pub enum Budget {
 impl Budget {
     /// The bytes there are for the slab beside `persistent` bytes of weights and state; `once` is what it needs if nothing is
     /// computed twice. `None` if there is no limit.
-    pub fn room(self, persistent: u64, once: u64) -> Option<u64> {
+    fn room(self, persistent: u64, once: u64) -> Option<u64> {
         match self {
             Budget::Unlimited => None,
             Budget::Bytes(bytes) => Some(bytes.0.saturating_sub(persistent)),
             Budget::Fraction(fraction) => Some((once as f64 * fraction.max(0.0)) as u64),
         }
+    }
+}
+
+/// A budget, and what a fraction of the first program's slab came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Allowance {
+    budget: Budget,
+    settled: Option<u64>,
+}
+
+impl Allowance {
+    pub fn new(budget: Budget) -> Self {
+        Allowance { budget, settled: None }
+    }
+
+    /// See [`Budget::room`].
+    pub fn room(&self, persistent: u64, once: u64) -> Option<u64> {
+        self.settled.or_else(|| self.budget.room(persistent, once))
+    }
+
+    /// The first program decides what a fraction comes to.
+    pub fn settle(&mut self, room: Option<u64>) {
+        self.settled = room.filter(|_| matches!(self.budget, Budget::Fraction(_)));
+    }
+
+    /// The most bytes for everything together, if the budget says so.
+    pub fn bytes(&self) -> Option<Bytes> {
+        if let Budget::Bytes(bytes) = self.budget { Some(bytes) } else { None }
     }
 }
 
