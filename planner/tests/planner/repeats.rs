@@ -106,7 +106,8 @@ fn every_way_to_do_other_work_is_seen() {
         broken(&|r| r.dag.tasks[2].after = vec![TaskId(1), TaskId(0)]),
         V::Order { run: "update".into(), before: "make again".into() }
     );
-    assert_eq!(broken(&|r| r.dag.may_reuse[0].from = BufferId(0)), V::InPlace { run: "use".into() });
+    let undeclared = MayReuse { task: TaskId(0), from: BufferId(0), to: BufferId(1) };
+    assert_eq!(broken(&|r| r.dag.may_reuse.push(undeclared)), V::InPlace { run: "make".into() });
     let twice = |r: &mut Repeated| (r.dag.tasks[3].writes[0], r.dag.tasks[2].reads[0]) = (BufferId(1), BufferId(1));
     assert_eq!(broken(&twice), V::Writers { buffer: "x".into() });
     let mut once = small();
