@@ -49,9 +49,9 @@ fn train(args: &common::Args) -> Result<()> {
     let epochs = args.epochs(3);
     let steps = mnist.train.batches(args.batch as usize).len() as u32;
 
-    let params = Params::seeded(args.seed);
+    let params = Params::seeded(args.run.seed);
     let model = Cnn::new(&params.root());
-    let mut session = args.session(params)?;
+    let mut session = args.run.session(params)?;
 
     let trace = Trace::training();
     let (images, labels) = inputs(&trace, args.batch);
@@ -66,7 +66,7 @@ fn train(args: &common::Args) -> Result<()> {
 
     for number in args.start(&mut session, &train, epochs, steps)? {
         let mut epoch = common::Epoch::new(number, mnist.train.len());
-        for (images, labels) in mnist.train.shuffled(args.batch as usize, epoch_seed(args.seed, number.into())).prefetch(4) {
+        for (images, labels) in mnist.train.shuffled(args.batch as usize, epoch_seed(args.run.seed, number.into())).prefetch(4) {
             let [loss] = session.run(&train, (&images, &labels))?;
             epoch.step(labels.len(), loss.item());
         }
@@ -76,7 +76,7 @@ fn train(args: &common::Args) -> Result<()> {
             correct += right.item();
         }
         epoch.end(correct, mnist.test.len());
-        args.checkpoint(&session)?;
+        args.run.checkpoint(&session)?;
     }
     Ok(())
 }

@@ -46,9 +46,9 @@ fn train(args: &common::Args) -> Result<()> {
     let steps = mnist.train.batches(args.batch as usize).len() as u32;
 
     // Describe: parameters are declared by name, nothing is allocated.
-    let params = Params::seeded(args.seed);
+    let params = Params::seeded(args.run.seed);
     let model = Mlp::new(&params.root());
-    let mut session = args.session(params)?;
+    let mut session = args.run.session(params)?;
 
     // Trace: the model runs once on symbols; of the batch only the bound is known.
     let batch = Dim::bounded("batch", args.batch);
@@ -69,7 +69,7 @@ fn train(args: &common::Args) -> Result<()> {
     // Train: nothing is allocated in a step, and the last, smaller batch of an epoch runs as it is.
     for number in args.start(&mut session, &train, epochs, steps)? {
         let mut epoch = common::Epoch::new(number, mnist.train.len());
-        let seed = epoch_seed(args.seed, number.into());
+        let seed = epoch_seed(args.run.seed, number.into());
         for (images, labels) in mnist.train.shuffled(args.batch as usize, seed).flat().prefetch(4) {
             let [loss] = session.run(&train, (&images, &labels))?;
             epoch.step(labels.len(), loss.item());
@@ -80,7 +80,7 @@ fn train(args: &common::Args) -> Result<()> {
             correct += right.item();
         }
         epoch.end(correct, mnist.test.len());
-        args.checkpoint(&session)?;
+        args.run.checkpoint(&session)?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use slabwise::memory::MemoryConfig;
 
 fn slabwise(args: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_slabwise")).args(args.split_whitespace()).output().unwrap()
@@ -42,7 +43,8 @@ fn assert_keys(value: &Value, expected: &str) {
 
 const PLAN: &str = "model batch slab_bytes lower_bound_bytes without_reuse_bytes persistent_bytes kernels compile_s";
 const COMPARE: &str = "no_reuse_bytes dynamic_bytes planned_without_inplace_bytes planned_bytes measured_bytes lower_bound_bytes \
-                       step_ms_dynamic step_ms_planned";
+                       policies step_ms_dynamic step_ms_planned";
+const POLICIES: &str = "tlsf bfc naive round unpooled platform async vmm";
 const BENCH: &str = "model batch optimizer device threads steps step_ms_median step_ms_min compile_s first_step_s params_bytes \
                      state_bytes slab_bytes lower_bound_bytes peak_measured_bytes rss_peak_bytes";
 
@@ -111,6 +113,12 @@ fn assert_planned(report: &Value) {
         assert!(bytes("planned_bytes") <= bytes("dynamic_bytes"), "{program}");
         assert!(bytes("planned_bytes") <= bytes("planned_without_inplace_bytes"), "{program}");
         assert!(bytes("dynamic_bytes") < bytes("no_reuse_bytes"), "{program}");
+        assert_keys(&measured["policies"], POLICIES);
+        for (policy, report) in measured["policies"].as_object().unwrap() {
+            assert_keys(report, "reserved_bytes in_use_bytes driver_calls defrags");
+            let [reserved, in_use] = ["reserved_bytes", "in_use_bytes"].map(|key| report[key].as_u64().unwrap());
+            assert!(bytes("planned_bytes") <= in_use && in_use <= reserved, "{policy}");
+        }
         assert!(["step_ms_dynamic", "step_ms_planned"].iter().all(|key| measured[key].as_f64().unwrap() > 0.0));
     }
 }
@@ -195,6 +203,32 @@ fn info_names_settings_and_where_they_came_from() {
     let (code, _, why) = info(Some("lots"));
     assert_eq!(code, Some(1));
     assert!(why.contains("SLABWISE_THREADS is \"lots\""), "{why}");
+}
+
+#[test]
+fn info_names_the_settings_of_memory() {
+    let info = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise"));
+        for name in MemoryConfig::VARIABLES {
+            command.env_remove(name);
+        }
+        let output = command.arg("info").envs(variables.iter().copied()).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, text) = info(&[]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        ["tlsf (the default)", "0.75 (the default)", "as the device prefers (the default)"].iter().all(|part| text.contains(part)),
+        "{text}"
+    );
+    let (_, text) = info(&[("SLABWISE_POOL", "round"), ("SLABWISE_MEM_FRACTION", "0.4"), ("SLABWISE_PREALLOCATE", "0")]);
+    let parts = ["round (from SLABWISE_POOL)", "0.4 (from SLABWISE_MEM_FRACTION)", "false (from SLABWISE_PREALLOCATE)"];
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    assert!(info(&[("SLABWISE_ALLOCATOR", "vmm")]).1.contains("vmm (from SLABWISE_ALLOCATOR)"));
+    for (name, value) in MemoryConfig::VARIABLES.iter().zip(["cuda", "best", "perhaps", "1.5", "5000", "19", "101"]) {
+        let (code, text) = info(&[(name, value)]);
+        assert!(code == Some(1) && text.contains(&format!("{name} is \"{value}\"")), "{text}");
+    }
 }
 
 const PACK: &str = "buffers lower_bound height ratio optimal method seconds";
@@ -385,4 +419,47 @@ fn bad_graphs_and_budgets_are_wrong_usage() {
     for usage in ["", "--budget lots", "--budget -1", "--budget -5%", "--budget 50% --offload -1", "--budget 50% --time-limit x"] {
         failure(&format!("remat {path} {usage}"), 2);
     }
+}
+
+const REPLAY: &str = "policy peak_live_bytes peak_reserved_bytes fragmentation ns_per_op driver_calls defrags defrag_bytes";
+
+#[test]
+fn replay_sends_a_trace_through_policies() {
+    let (_folder, path) = table(TABLE);
+    let report = json(&format!("replay {path}"));
+    assert_keys(&report, REPLAY);
+    assert_eq!((report["policy"].as_str(), report["peak_live_bytes"].as_u64()), (Some("tlsf"), Some(12)));
+    let all = json(&format!("replay {path} --all"));
+    let names: Vec<&str> = all.as_array().unwrap().iter().filter_map(|report| report["policy"].as_str()).collect();
+    assert_eq!(names.join(" "), POLICIES);
+    assert_eq!(json(&format!("replay {path} --policy round"))["peak_reserved_bytes"].as_u64(), Some(3 * 4096));
+    let shown = text(&format!("replay {path} --all --capacity 1MiB --no-defragment"));
+    assert!(shown.contains("peak live 12 B") && POLICIES.split_whitespace().all(|policy| shown.contains(policy)), "{shown}");
+    // What is written is a trace again, up to the peak.
+    let folder = tempfile::tempdir().unwrap();
+    let [json_file, pickle, perfetto] = ["s.json", "s.pickle", "p.json"].map(|name| folder.path().join(name).display().to_string());
+    for file in [&json_file, &pickle] {
+        text(&format!("replay {path} --snapshot {file} --perfetto {perfetto}"));
+        assert_eq!(json(&format!("replay {file}"))["peak_live_bytes"].as_u64(), Some(12));
+    }
+    let events: Value = serde_json::from_str(&std::fs::read_to_string(perfetto).unwrap()).unwrap();
+    assert!(events["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "b").count() >= 3);
+    // Another format: what it is shows in the file.
+    let (_folder, log) = table("Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,300,0x0\n1,0,free,0x10,300,0x0\n");
+    assert_eq!(json(&format!("replay {log} --policy unpooled"))["peak_reserved_bytes"].as_u64(), Some(512));
+}
+
+#[test]
+fn replay_tells_bad_traces_from_too_little_memory() {
+    let (_folder, path) = table("id,lower,upper,size\na,0,2,600\nb,1,3,600\n");
+    let bill = failure(&format!("replay {path} --capacity 1024"), 1);
+    assert!(bill.contains("operation 1") && bill.contains("600 B") && bill.contains("tlsf"), "{bill}");
+    assert_eq!(json(&format!("replay {path} --capacity 2x"))["peak_live_bytes"].as_u64(), Some(1200));
+    let (_folder, log) = table("Thread,Time,Action,Pointer,Size,Stream\n1,0,free,0x10,300,0x0\n");
+    let error = failure(&format!("replay {log}"), 2);
+    assert!(error.contains("line 2") && error.contains("0x10"), "{error}");
+    assert!(failure("replay nowhere.csv", 2).contains("nowhere.csv"));
+    assert!(failure(&format!("replay {path} --policy best"), 2).contains("tlsf, bfc"));
+    assert!(failure(&format!("replay {path} --capacity=-1x"), 2).contains("-1x"));
+    assert!(failure(&format!("replay {path} --capacity=0x"), 2).contains("0x"));
 }

@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, arr0};
 use slabwise::nn::Linear;
-use slabwise::optim::{Adam, AdamW, Schedule, Sgd};
+use slabwise::optim::{Adam, AdamW, Group, Schedule, Sgd};
 use slabwise::prelude::*;
 
 const STEPS: usize = 30;
@@ -142,6 +142,72 @@ fn clipping_by_the_global_norm() {
         });
     }
     assert!((5..2 * STEPS - 5).contains(&clipped), "some gradients are clipped, others are not: {clipped}");
+}
+
+#[test]
+fn clipping_by_value() {
+    let mut clipped = 0;
+    follows(Sgd::new(0.01).momentum(0.5).clip_value(1.5), |_, w, g, [v, _]| {
+        for i in 0..w.len() {
+            clipped += usize::from(g[i].abs() > 1.5);
+            v[i] = 0.5 * v[i] + g[i].clamp(-1.5, 1.5);
+            w[i] -= 0.01 * v[i];
+        }
+    });
+    assert!((20..STEPS * (WEIGHTS + OUTPUTS) - 20).contains(&clipped), "some numbers are clipped, others are not: {clipped}");
+}
+
+/// Rate and decay of weight i: biases, which are of rank 1, are a group.
+fn of_bias<T>(i: usize, bias: T, weight: T) -> T {
+    if i < WEIGHTS { weight } else { bias }
+}
+
+#[test]
+fn groups_have_rates_and_decays_of_their_own() {
+    let biases = Group::new().weight_decay(0.0).rate_scale(3.0);
+    follows(AdamW::new(0.02).weight_decay(0.1).group(|w| w.rank() < 2, biases), |t, w, g, s| {
+        for (i, w) in w.iter_mut().enumerate() {
+            *w *= 1.0 - 0.02 * of_bias(i, 0.0, 0.1);
+        }
+        let before = w.to_vec();
+        adam(t, 0.02, [0.9, 0.999], 1e-8, w, g, s);
+        for i in WEIGHTS..w.len() {
+            w[i] = before[i] + 3.0 * (w[i] - before[i]);
+        }
+    });
+    // The last group that has a weight decides, rule by rule; what it does not set, the one before does.
+    let sgd = Sgd::new(Schedule::step(0.01, 7, 0.5)).weight_decay(0.05);
+    let sgd =
+        sgd.group(|_| true, Group::new().rate_scale(0.5).weight_decay(0.02)).group(|w| &*w.name == "a.bias", Group::new().rate_scale(2.0));
+    follows(sgd.clip_norm(8.0), |t, w, g, _| {
+        let norm = g.iter().map(|g| g * g).sum::<f64>().sqrt();
+        let factor = (8.0 / (norm + 1e-6)).min(1.0);
+        let rate = 0.01 * 0.5f64.powi((t as i32 - 1) / 7);
+        for i in 0..w.len() {
+            w[i] -= rate * of_bias(i, 2.0, 0.5) * (factor * g[i] + 0.02 * w[i]);
+        }
+    });
+}
+
+#[test]
+fn averages_follow_the_weights() {
+    let (mut session, program) = model(Adam::new(0.05).ema(0.8));
+    let averages = |session: &Session| -> Vec<f64> {
+        let values = ["ema.a.weight", "ema.a.bias"].map(|name| session.value(name).expect("it is there"));
+        values.iter().flatten().map(|&v| f64::from(v)).collect()
+    };
+    let mut expected = parameters(&session);
+    assert_eq!(averages(&session), expected, "an average starts as its weight");
+    for step in 1..=STEPS {
+        let (x, y) = data(step);
+        session.run(&program, (&x, &y)).expect("a step");
+        let now = parameters(&session);
+        expected.iter_mut().zip(&now).for_each(|(e, w)| *e = 0.8 * *e + 0.2 * w);
+        for (got, want) in averages(&session).iter().zip(&expected) {
+            assert!((got - want).abs() < 1e-5, "step {step}: {got}, not {want}");
+        }
+    }
+    assert!(averages(&session).iter().zip(parameters(&session)).all(|(a, w)| (a - w).abs() > 1e-5));
 }
 
 #[test]

@@ -310,3 +310,20 @@ fn strided_arrays_are_read_in_their_order() {
     let [y] = session.run(&program, (&columns.t(),)).expect("it runs");
     assert_eq!(y.view::<f32>().expect("f32"), columns.t().mapv(|v| 2.0 * v).into_dyn());
 }
+
+/// Large models are planned without being allocated, at sizes that divide nothing.
+#[test]
+fn every_built_in_model_is_planned_at_the_lower_bound() {
+    for &model in Model::ALL {
+        let params = Params::seeded(1);
+        let network = model.build(&params);
+        let session = session(params);
+        let plan = network.plan_training(&session, 3u32, model.optimizer()).expect("it is planned");
+        assert_eq!(plan.slab_bytes(), plan.lower_bound_bytes(), "{model}");
+        assert!(4 * plan.slab_bytes() < 3 * plan.without_reuse_bytes(), "{model}: {plan}");
+        if model == Model::Lstm {
+            // The gradient of a weight that every token uses is summed product by product.
+            assert!(plan.slab_bytes() < 2 * 4 * 444_544, "{plan}");
+        }
+    }
+}

@@ -131,7 +131,6 @@ fn slice(g: &mut Graph, x: NodeId, from: [usize; 2], to: [usize; 2]) -> NodeId {
 #[test]
 fn every_rule_fires() {
     use ScalarOp as S;
-    type Build = fn(&mut Graph, NodeId, NodeId) -> NodeId;
     fn with(g: &mut Graph, op: ScalarOp, x: NodeId, number: f32) -> NodeId {
         let number = g.full(number, DType::F32, &dims(&[2, 3]));
         g.scalar(op, &[x, number])
@@ -309,10 +308,55 @@ fn every_rule_fires() {
             &["input", "copy", "copy", "add"],
         ),
     ];
-    for (name, build, expected) in shorter {
+    for (name, build, expected) in shorter.iter().chain(JOINED) {
         assert_eq!(left(build), *expected, "{name}");
     }
 }
+
+type Build = fn(&mut Graph, NodeId, NodeId) -> NodeId;
+
+/// x at a row of a canvas of zeros.
+fn placed(g: &mut Graph, x: NodeId, row: usize, rows: usize) -> NodeId {
+    let op = Op::Pad { start: dims(&[row, 0]), step: [1, 1].into_iter().collect(), value: Value::F32(0.0) };
+    g.emit(op, &[x], DType::F32, dims(&[rows, 3]))
+}
+
+/// Parts side by side.
+const JOINED: &[(&str, Build, &[&str])] = &[
+    (
+        "the gradients of a split's parts",
+        |g, x, y| {
+            let [a, b, c] = [(x, 2), (y, 4), (y, 0)].map(|(part, row)| placed(g, part, row, 6));
+            let sum = g.add(a, b);
+            g.add(sum, c)
+        },
+        &["input", "input", "concat"],
+    ),
+    (
+        "parts that leave a gap",
+        |g, x, y| {
+            let [a, b] = [(x, 0), (y, 3)].map(|(part, row)| placed(g, part, row, 5));
+            g.add(a, b)
+        },
+        &["input", "input", "pad", "pad", "add"],
+    ),
+    (
+        "parts that overlap",
+        |g, x, y| {
+            let [a, b] = [(x, 0), (y, 1)].map(|(part, row)| placed(g, part, row, 3));
+            g.add(a, b)
+        },
+        &["input", "input", "pad", "pad", "add"],
+    ),
+    (
+        "heads of several parts",
+        |g, x, y| {
+            let [a, b] = [x, y].map(|part| g.reshape(part, &dims(&[6])));
+            g.emit(Op::Concat { axis: 0 }, &[a, b], DType::F32, dims(&[12]))
+        },
+        &["input", "input", "concat", "reshape"],
+    ),
+];
 
 /// relu, max_pool2d and their gradients over an image [n, 2, 6, 5]; the gradient that arrives is the second input.
 fn relu_and_pool(window: Window, relu_seen: bool) -> Graph {

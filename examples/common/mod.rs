@@ -10,7 +10,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use slabwise::data::Mnist;
 use slabwise::prelude::*;
 
-/// The options of a training example.
+/// The options of an example that learns MNIST.
+#[allow(dead_code, reason = "not every example learns from images in epochs")]
 #[derive(Parser)]
 pub struct Args {
     /// Passes over the 60,000 training images
@@ -19,7 +20,17 @@ pub struct Args {
     /// Images in a step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub batch: u32,
-    /// What weights and the order of images start from
+    /// The folder of the four MNIST (or Fashion-MNIST) files; the one that comes with the project unless given
+    #[arg(long, value_name = "FOLDER")]
+    data: Option<PathBuf>,
+    #[command(flatten)]
+    pub run: Run,
+}
+
+/// The options of every example that trains.
+#[derive(clap::Args)]
+pub struct Run {
+    /// What weights and the order of the data start from
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
     /// Threads kernels use; SLABWISE_THREADS or one for each core unless given
@@ -28,9 +39,6 @@ pub struct Args {
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: Device,
-    /// The folder of the four MNIST (or Fashion-MNIST) files; the one that comes with the project unless given
-    #[arg(long, value_name = "FOLDER")]
-    data: Option<PathBuf>,
     /// Write weights and optimizer state to this file (safetensors) after every epoch
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -46,6 +54,7 @@ pub struct Args {
     plan_svg: Option<PathBuf>,
 }
 
+#[allow(dead_code, reason = "not every example learns from images in epochs")]
 impl Args {
     /// How many epochs, or `usual` if none were asked for.
     pub fn epochs(&self, usual: u32) -> u32 {
@@ -57,6 +66,13 @@ impl Args {
         Ok(Mnist::load(self.data.clone().unwrap_or_else(Mnist::default_dir))?)
     }
 
+    /// Shows what was planned, and continues where a checkpoint ended: the epochs that remain of `epochs`, counted from 1.
+    pub fn start(&self, session: &mut Session, train: &Program<1>, epochs: u32, steps: u32) -> Result<std::ops::RangeInclusive<u32>> {
+        Ok(self.run.start(session, train)? / steps + 1..=epochs)
+    }
+}
+
+impl Run {
     /// A session as asked for.
     pub fn session(&self, params: Params) -> Result<Session> {
         let session = Session::new(self.device, params)?.with_budget(self.budget);
@@ -66,17 +82,17 @@ impl Args {
         })
     }
 
-    /// Shows what was planned, and continues where a checkpoint ended: the epochs that remain of `epochs`, counted from 1.
-    pub fn start(&self, session: &mut Session, train: &Program<1>, epochs: u32, steps: u32) -> Result<std::ops::RangeInclusive<u32>> {
+    /// Shows what was planned, and continues where a checkpoint ended: after so many steps.
+    pub fn start(&self, session: &mut Session, train: &Program<1>) -> Result<u32> {
         println!("{}", train.plan());
         if let Some(path) = &self.plan_svg {
             train.plan().write_svg(path)?;
         }
-        let Some(path) = &self.resume else { return Ok(1..=epochs) };
+        let Some(path) = &self.resume else { return Ok(0) };
         session.load(path)?;
-        let done = session.value("optim.step")?.first().map_or(0, |&completed| completed as u32 / steps);
-        println!("resumed after epoch {done} from {}", path.display());
-        Ok(done + 1..=epochs)
+        let done = session.value("optim.step")?.first().map_or(0, |&completed| completed as u32);
+        println!("resumed after step {done} from {}", path.display());
+        Ok(done)
     }
 
     /// Saves weights and optimizer state if asked to. Killed at any moment, an earlier file stays whole.
@@ -86,6 +102,7 @@ impl Args {
 }
 
 /// One epoch in progress: a bar on a terminal, nothing elsewhere, a line at its end.
+#[allow(dead_code, reason = "some examples leave the loop to the library")]
 pub struct Epoch {
     number: u32,
     bar: ProgressBar,
@@ -95,6 +112,7 @@ pub struct Epoch {
     loss: f64,
 }
 
+#[allow(dead_code, reason = "some examples leave the loop to the library")]
 impl Epoch {
     /// An epoch of so many images begins.
     pub fn new(number: u32, images: usize) -> Self {

@@ -72,8 +72,12 @@ impl Element for u8 {
 }
 
 struct Arena {
-    start: NonNull<u8>,
+    /// What the allocator returned, and for which layout; not used for an arena of no bytes.
+    base: NonNull<u8>,
     layout: Layout,
+    /// The first byte, aligned to [`ARENA_ALIGN`].
+    start: NonNull<u8>,
+    bytes: usize,
 }
 
 // SAFETY: an arena owns its allocation and is reached only through `Memory`, by shared reference for reading and by
@@ -85,8 +89,8 @@ unsafe impl Sync for Arena {}
 impl Drop for Arena {
     fn drop(&mut self) {
         if self.layout.size() > 0 {
-            // SAFETY: `start` came from `alloc_zeroed` with this layout and is freed only here.
-            unsafe { dealloc(self.start.as_ptr(), self.layout) };
+            // SAFETY: `base` came from `alloc_zeroed` with this layout and is freed only here.
+            unsafe { dealloc(self.base.as_ptr(), self.layout) };
         }
     }
 }
@@ -104,17 +108,25 @@ impl Memory {
     }
 
     /// Adds an arena of zeros and returns all of it as a region. Nothing is touched: the host maps pages on first use.
+    ///
+    /// The allocator is asked for more bytes at a small alignment, rather than for these at a large one: only so does the
+    /// system hand out pages of zeros unseen, where it would clear every byte of an allocation of large alignment.
     pub fn reserve(&mut self, bytes: u64) -> Result<Region, OutOfMemory> {
+        const SMALL_ALIGN: usize = 16;
         let size = usize::try_from(bytes).map_err(|_| OutOfMemory { bytes })?;
-        let layout = Layout::from_size_align(size, ARENA_ALIGN as usize).map_err(|_| OutOfMemory { bytes })?;
-        let start = if size == 0 {
-            NonNull::dangling()
+        let padded = if size == 0 { Some(0) } else { size.checked_add(ARENA_ALIGN as usize - SMALL_ALIGN) };
+        let layout = padded.and_then(|size| Layout::from_size_align(size, SMALL_ALIGN).ok()).ok_or(OutOfMemory { bytes })?;
+        let (base, start) = if size == 0 {
+            (NonNull::dangling(), NonNull::dangling())
         } else {
             // SAFETY: the layout's size is not zero.
-            NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory { bytes })?
+            let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory { bytes })?;
+            let ahead = base.as_ptr().align_offset(ARENA_ALIGN as usize);
+            // SAFETY: `base` is a multiple of `SMALL_ALIGN`, so the next multiple of `ARENA_ALIGN` is at most the padding ahead.
+            (base, unsafe { base.add(ahead) })
         };
         let slot = self.arenas.iter().position(Option::is_none).unwrap_or(self.arenas.len());
-        let arena = Some(Arena { start, layout });
+        let arena = Some(Arena { base, layout, start, bytes: size });
         if slot == self.arenas.len() {
             self.arenas.push(arena)
         } else {
@@ -130,12 +142,12 @@ impl Memory {
 
     /// Bytes in all arenas.
     pub fn reserved_bytes(&self) -> u64 {
-        self.arenas.iter().flatten().map(|a| a.layout.size() as u64).sum()
+        self.arenas.iter().flatten().map(|a| a.bytes as u64).sum()
     }
 
     /// Whether the region lies inside a live arena.
     pub fn contains(&self, region: &Region) -> bool {
-        let size = self.arenas.get(region.arena as usize).and_then(Option::as_ref).map(|a| a.layout.size() as u64);
+        let size = self.arenas.get(region.arena as usize).and_then(Option::as_ref).map(|a| a.bytes as u64);
         size.is_some_and(|size| region.offset.checked_add(region.bytes).is_some_and(|end| end <= size))
     }
 

@@ -28,7 +28,7 @@ mod read;
 mod write;
 
 pub use error::{CsvError, FileError};
-pub use file::{TEXT_MAX, read_file, write_file};
+pub use file::{TEXT_MAX, read_file, read_packed, write_file};
 pub use read::read;
 pub use write::write;
 

@@ -65,6 +65,14 @@ impl Output<'_> {
         }
     }
 
+    /// The number that a scalar is, as a loss must be; an error if the output is not an f32 scalar.
+    pub(crate) fn scalar(&self) -> Result<f32> {
+        if self.dtype != DType::F32 || !self.lengths.is_empty() {
+            return Err(Error::Value(format!("the first output is {} {:?}, not an f32 scalar", self.dtype, self.lengths)));
+        }
+        Ok(self.item())
+    }
+
     /// The lengths of the axes.
     pub fn shape(&self) -> &[usize] {
         &self.lengths

@@ -35,12 +35,15 @@ impl Session {
         self.load_where(path.as_ref(), |_| true)
     }
 
-    /// Reads the weights of a file and leaves optimizer and random state as they are.
+    /// Reads the weights of a file and leaves optimizer and random state as they are. Averages of weights start anew from what
+    /// was read.
     ///
     /// # Errors
     /// As [`Session::load`], for the weights.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.load_where(path.as_ref(), |is_param| is_param)
+        self.load_where(path.as_ref(), |is_param| is_param)?;
+        self.restart_averages(0);
+        Ok(())
     }
 
     fn load_where(&mut self, path: &Path, wanted: impl Fn(bool) -> bool) -> Result<()> {

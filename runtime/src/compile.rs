@@ -7,7 +7,7 @@ use slabwise_planner::{Bytes, Dag, Options, plan_within};
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
-use crate::passes::{Clusters, Fuse, Scheduled, Simplify, fuse, legalise, lower, remake, schedule, simplify};
+use crate::passes::{Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, fuse, legalise, lower, remake, schedule, simplify};
 use crate::plan::{Again, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
@@ -46,7 +46,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     debug_verify(graph)?;
     let options = session.options;
     let graph = simplify(graph, &options.simplify);
-    let graph = legalise(&remake(&graph, options.fuse.recompute));
+    let graph = legalise(&remake(&graph, options.fuse.recompute.then_some(REMADE_MIN)));
     debug_verify(&graph)?;
     let clusters: Clusters = fuse(&graph, &options.fuse);
     if cfg!(debug_assertions) {

@@ -66,6 +66,14 @@ pub enum Error {
         /// How much.
         bytes: Bytes,
     },
+    /// The pool of the dynamic mode has no memory for a buffer, after everything was tried.
+    #[error("\"{program}\" is out of memory: {bill}")]
+    Memory {
+        /// Which program.
+        program: String,
+        /// What was asked, what there is, who holds it, and what would help.
+        bill: Box<crate::memory::OutOfMemory>,
+    },
     /// An input of a run does not fit the program.
     #[error("input \"{name}\": {message}")]
     Input {

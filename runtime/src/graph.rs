@@ -35,6 +35,9 @@ pub struct Origin {
     pub layer: Arc<str>,
     /// Which part of the step.
     pub phase: Phase,
+    /// Which part of the batch, where a step takes one after the other: kernels of a part run when those of the parts before have
+    /// run.
+    pub part: u32,
     /// The segment whose inside the way back makes again ([`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint)), from 1;
     /// 0 outside of all.
     pub segment: u32,
@@ -83,6 +86,8 @@ pub struct VariableInfo {
     pub is_param: bool,
     /// Of a part of the model: whether gradients change it.
     pub trained: bool,
+    /// The variable of which this is an average: it starts as what that one holds.
+    pub average_of: Option<Arc<str>>,
 }
 
 impl VariableInfo {
@@ -95,8 +100,29 @@ impl VariableInfo {
             init: param.init(),
             is_param: true,
             trained: param.is_trained(),
+            average_of: None,
         }
     }
+
+    /// The state that averages this variable over the steps.
+    pub(crate) fn average(&self) -> Self {
+        let name = format!("ema.{}", self.name).into();
+        VariableInfo { name, is_param: false, trained: false, average_of: Some(self.name.clone()), ..self.clone() }
+    }
+
+    /// The number of axes.
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+}
+
+/// A step counter, and the variables that move on with it: what optimizers that read it update.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// The counter.
+    pub variable: u32,
+    /// What it counts the updates of.
+    pub counts: Vec<u32>,
 }
 
 /// A computation: nodes in topological order.
@@ -108,6 +134,8 @@ pub struct Graph {
     pub inputs: Vec<InputInfo>,
     /// What [`Op::Variable`] and [`Op::Assign`] refer to.
     pub variables: Vec<VariableInfo>,
+    /// Of the variables, the counters of training steps.
+    pub counters: Vec<Counter>,
     /// The bounded dimensions.
     pub symbols: Symbols,
     /// What [`Node::origin`] refers to.
@@ -116,6 +144,8 @@ pub struct Graph {
     pub outputs: Vec<NodeId>,
     /// The origin that emitted nodes get.
     pub current_origin: u32,
+    /// The part of the batch that is written down.
+    pub current_part: u32,
 }
 
 /// What is wrong with a graph. A graph made through the API never is.

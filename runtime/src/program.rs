@@ -1,6 +1,6 @@
 //! A compiled program: kernels in the order of a checked plan, and where their arguments lie.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use slabwise_kernels::cpu::Kernel;
 use slabwise_kernels::dtype::DType;
@@ -10,6 +10,7 @@ use slabwise_kernels::spec::Dims;
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, Origin};
+use crate::memory::{Tag, TagId};
 use crate::ops::Op;
 use crate::passes::{Arg, Scheduled};
 use crate::plan::Plan;
@@ -90,6 +91,10 @@ pub(crate) struct Compiled {
     pub slab_bytes: u64,
     pub plan: Plan,
     pub guard: u64,
+    /// What blocks of the dynamic mode are for: buffers, then the workspaces of the steps.
+    pub tags: Vec<Tag>,
+    /// The tags' numbers in the session's pool, once it has seen them.
+    pub tag_ids: OnceLock<Vec<TagId>>,
 }
 
 /// The size of the guard kept behind each buffer when memory is checked.
@@ -159,7 +164,12 @@ impl Compiled {
                 last.ok_or_else(|| Error::Internal("an output has no buffer".into()))
             })
             .collect::<Result<_>>()?;
+        let tag = |name: &str, origin: &Origin| Tag { name: name.into(), layer: origin.layer.clone(), location: Some(origin.location) };
+        let named = plan.dag().buffers.iter().zip(nodes).map(|(buffer, &node)| tag(&buffer.name, graph.origin(node)));
+        let tags = named.chain(steps.iter().map(|s: &Step| tag(&format!("workspace of {}", s.name), &s.origin))).collect();
         Ok(Compiled {
+            tags,
+            tag_ids: OnceLock::new(),
             session,
             name: plan.name().into(),
             steps,
@@ -198,6 +208,12 @@ impl Compiled {
             env.0[i] = known[i].unwrap_or(max);
         }
         Ok(env)
+    }
+
+    /// How many examples a run is fed with: the length of its first input, 1 without one.
+    pub fn examples(&self, feed: &dyn Feed) -> Result<usize> {
+        let env = self.sizes(feed)?;
+        Ok(self.inputs.first().and_then(|input| input.dims.first()).map_or(1, |length| length.usize_at(&env)))
     }
 
     fn fit(&self, at: usize, source: &Source<'_>, known: &mut [Option<u32>]) -> Result<()> {

@@ -1,5 +1,8 @@
 //! A session: the weights, the slab, and the programs that share them.
 
+mod measure;
+mod shared;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, VariableInfo};
 use crate::memory::budget::{Allowance, Budget};
-use crate::memory::pool::Pool;
+use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::plan::Plan;
 use crate::program::{Compiled, Place, Planned, Program, lengths};
@@ -55,8 +58,9 @@ pub struct Session {
     pub(crate) variables: Vec<Variable>,
     pub(crate) options: CompileOptions,
     pub(crate) pool: Pool,
-    pub(crate) dynamic: Vec<Option<Region>>,
+    pub(crate) dynamic: Vec<Option<Handle>>,
     by_name: HashMap<Arc<str>, usize>,
+    counters: Vec<shared::SharedCounter>,
     slab: Option<Region>,
     sizes: Region,
     pub(crate) budget: Allowance,
@@ -93,9 +97,10 @@ impl Session {
             team: Team::new(default_threads()?),
             variables: Vec::new(),
             options: CompileOptions::default(),
-            pool: Pool::new(),
+            pool: crate::dynamic::open_pool(&MemoryConfig::default())?,
             dynamic: Vec::new(),
             by_name: HashMap::new(),
+            counters: Vec::new(),
             slab: None,
             sizes,
             budget: Allowance::default(),
@@ -207,7 +212,9 @@ impl Session {
         if graph.outputs.len() != N {
             return Err(Error::Value(format!("\"{name}\" has {} outputs, {N} are expected", graph.outputs.len())));
         }
+        let counters = self.new_counters(name, graph)?;
         let inner = compile(self, name, graph, Instant::now())?;
+        self.keep_counters(counters);
         self.grow_slab(inner.slab_bytes, name)?;
         Ok(Program { inner })
     }
@@ -258,7 +265,7 @@ impl Session {
         let total = self.room_for(&sized)?;
         if total > 0 {
             let arena = self.memory.reserve(total).map_err(|e| out_of_memory("weights and state", e))?;
-            let mut at = 0;
+            let (first, mut at) = (self.variables.len(), 0);
             for (info, bytes) in sized {
                 let region = arena.part(at, bytes);
                 at += bytes.next_multiple_of(ALIGN);
@@ -266,6 +273,7 @@ impl Session {
                 self.by_name.insert(info.name.clone(), self.variables.len());
                 self.variables.push(Variable { info, region });
             }
+            self.restart_averages(first);
         }
         Ok(graph.variables.iter().map(|v| self.by_name[&v.name]).collect())
     }
@@ -498,33 +506,6 @@ impl Session {
             given[to] = Some(Buffer { generation, lengths, dtype: output.dtype, ..buffer });
         }
         Ok(given)
-    }
-
-    /// Runs a program `steps` times and returns the seconds that each of its kernels took at its fastest, in the order of
-    /// [`Plan::steps`](crate::Plan::steps).
-    pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<f64>> {
-        self.profile = Some(vec![f64::INFINITY; program.inner.steps.len()]);
-        let result = (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
-        let fastest = self.profile.take().unwrap_or_default();
-        result.map(|()| fastest)
-    }
-
-    /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte
-    /// that changed. Runs the program twice, with two patterns; weights and state are put back as they were.
-    pub fn measure_touched<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<u64> {
-        let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
-        let kept: Vec<Vec<u8>> = self.variables.iter().map(|v| self.memory.bytes(&v.region).to_vec()).collect();
-        let mut touched = 0;
-        for pattern in [0xA5u8, 0x5A] {
-            self.memory.bytes_mut(&slab).fill(pattern);
-            self.run(program, &feed)?;
-            let last = self.memory.bytes(&slab).iter().rposition(|b| *b != pattern);
-            touched = touched.max(last.map_or(0, |l| l as u64 + 1));
-            for (variable, bytes) in self.variables.iter().zip(&kept) {
-                self.memory.bytes_mut(&variable.region).copy_from_slice(bytes);
-            }
-        }
-        Ok(touched)
     }
 
     /// The elements of a weight or state, by name.

@@ -3,6 +3,7 @@
 //! Mistakes do not stop a trace. Each is recorded with the user's line and layer, the call gives a *poisoned* tensor, and
 //! whatever is made of that one stays silent; `compile` returns all mistakes together.
 
+mod learn;
 mod random;
 mod state;
 
@@ -19,12 +20,12 @@ use smallvec::SmallVec;
 use crate::error::Mistake;
 use crate::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
 use crate::ops::{Emit, NodeId, Op};
-use crate::optim::{Optimizer, Weight};
 use crate::params::{Param, Params};
 use crate::passes::autodiff;
 use crate::shape::{Dim, Shape, Symbols, elements};
 use crate::tensor::{Operand, POISON, Tensor, number};
 
+pub(crate) use learn::names;
 pub use state::State;
 
 /// The user's line.
@@ -34,6 +35,7 @@ pub(crate) type Line = &'static Location<'static>;
 pub struct Trace {
     building: RefCell<Building>,
     training: bool,
+    averaged: bool,
     name: String,
 }
 
@@ -46,8 +48,12 @@ struct Building {
     variables: Vec<Held>,
     /// How many random operations there are.
     streams: u32,
-    /// Whether nodes belong to an optimizer.
-    updating: bool,
+    /// The update being written down.
+    updating: Option<learn::Updating>,
+    /// What stays as it is when a model learns.
+    frozen: Vec<learn::Frozen>,
+    /// Whose states optimizers make: a prefix of their names.
+    owner: Option<Arc<str>>,
     /// How many segments the way back makes again, and whether nodes belong to the last of them.
     segments: u32,
     in_segment: bool,
@@ -95,12 +101,19 @@ impl Building {
 impl Trace {
     /// A program that learns: dropout drops, [`Trace::minimize`] is allowed, and randomness moves on with every step.
     pub fn training() -> Self {
-        Trace { building: RefCell::default(), training: true, name: "train".into() }
+        Trace { building: RefCell::default(), training: true, averaged: false, name: "train".into() }
     }
 
     /// A program that only computes: dropout is the identity, and random numbers are the same in every run.
     pub fn inference() -> Self {
-        Trace { building: RefCell::default(), training: false, name: "infer".into() }
+        Trace { building: RefCell::default(), training: false, averaged: false, name: "infer".into() }
+    }
+
+    /// The same on averaged weights: parameters are read as the averages that [`Optimizer::ema`](crate::optim::Optimizer::ema)
+    /// keeps of them, statistics as they are. An average of which no program has made a step is the weight's first value.
+    pub fn averaged(mut self) -> Self {
+        self.averaged = true;
+        self
     }
 
     /// The same with the name that reports show.
@@ -190,7 +203,9 @@ impl Trace {
             let message = format!("parameter \"{}\" belongs to other Params than those used before", param.name());
             return State::mistaken(self.fail(at, param.layer(), message));
         }
-        self.declare(at, param.layer(), VariableInfo::of(param))
+        let info = VariableInfo::of(param);
+        let info = if self.averaged && info.trained { info.average() } else { info };
+        self.declare(at, param.layer(), info)
     }
 
     /// One value everywhere. Numbers that the type cannot hold are mistakes.
@@ -257,63 +272,6 @@ impl Trace {
         })
     }
 
-    /// Makes every step change the parameters that `loss` depends on, so that it becomes smaller. The loss is an f32 scalar.
-    #[track_caller]
-    pub fn minimize<'t>(&'t self, loss: Tensor<'t>, optimizer: impl Optimizer) {
-        let at = Location::caller();
-        if let Err(why) = optimizer.check() {
-            self.fail(at, "", format!("minimize: {why}"));
-            return;
-        }
-        if !self.training {
-            self.fail(at, "", "minimize: this trace is for inference; a model learns in Trace::training()".into());
-            return;
-        }
-        let loss = self.scalar_loss(at, "minimize", loss);
-        if loss.is_poisoned() {
-            return;
-        }
-        let Some(weights) = self.weights(at, loss) else { return };
-        self.building.borrow_mut().updating = true;
-        self.on_behalf(at, || optimizer.update(self, &weights));
-        self.building.borrow_mut().updating = false;
-    }
-
-    /// The parameters a loss depends on, with their gradients; `None` after a mistake.
-    fn weights<'t>(&'t self, at: Line, loss: Tensor<'t>) -> Option<Vec<Weight<'t>>> {
-        let mut building = self.building.borrow_mut();
-        let building = &mut *building;
-        let graph = &mut building.graph;
-        let mut needed = vec![false; loss.id.at() + 1];
-        needed[loss.id.at()] = true;
-        for i in (0..needed.len()).rev() {
-            if needed[i] {
-                graph.nodes[i].inputs.iter().for_each(|input| needed[input.at()] = true);
-            }
-        }
-        let is_weight = |(v, held): &(usize, &Held)| graph.variables[*v].trained && needed.get(held.node.at()) == Some(&true);
-        let found: Vec<(usize, NodeId)> = building.variables.iter().enumerate().filter(is_weight).map(|(v, held)| (v, held.node)).collect();
-        let nodes: Vec<NodeId> = found.iter().map(|(_, node)| *node).collect();
-        let gradients = autodiff::gradients(graph, loss.id, &nodes);
-        let tensor = |id| Tensor { trace: self, id };
-        let weights: Vec<Weight<'t>> = found
-            .iter()
-            .zip(gradients)
-            .filter_map(|(&(v, node), gradient)| Some(Weight::new(v as u32, tensor(node), tensor(gradient?))))
-            .collect();
-        if weights.is_empty() {
-            building.mistake(at, "", "minimize: the loss has no gradient with respect to any parameter".into());
-            return None;
-        }
-        let twice: Vec<usize> =
-            weights.iter().map(|w| w.variable() as usize).filter(|&v| building.variables[v].assigned.is_some()).collect();
-        for &v in &twice {
-            let name = building.graph.variables[v].name.clone();
-            building.mistake(at, "", format!("minimize: parameter \"{name}\" is updated a second time"));
-        }
-        twice.is_empty().then_some(weights)
-    }
-
     fn scalar_loss<'t>(&'t self, at: Line, what: &str, loss: Tensor<'t>) -> Tensor<'t> {
         self.record(at, &[loss], |g, ids| {
             let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]));
@@ -373,10 +331,10 @@ impl Trace {
     fn record_in(&self, at: Line, layer: Arc<str>, build: impl FnOnce(&mut Graph) -> Result<NodeId, String>) -> Tensor<'_> {
         let mut building = self.building.borrow_mut();
         let location = building.user_line(at);
-        let phase = if building.updating { Phase::Update } else { Phase::Forward };
+        let phase = if building.updating.is_some() { Phase::Update } else { Phase::Forward };
         let segment = if building.in_segment { building.segments } else { 0 };
         let graph = &mut building.graph;
-        graph.set_origin(Origin { location, layer: layer.clone(), phase, segment });
+        graph.set_origin(Origin { location, layer: layer.clone(), phase, segment, part: graph.current_part });
         let start = graph.nodes.len();
         let built = build(graph).and_then(|id| fits(graph, start).map(|()| id));
         match built {

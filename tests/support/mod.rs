@@ -51,7 +51,7 @@ pub fn dims(lengths: &[usize]) -> Dims {
 #[track_caller]
 pub fn graph() -> Graph {
     let mut graph = Graph::default();
-    graph.set_origin(Origin { location: std::panic::Location::caller(), layer: "".into(), phase: Phase::Forward, segment: 0 });
+    graph.set_origin(Origin { location: std::panic::Location::caller(), layer: "".into(), phase: Phase::Forward, segment: 0, part: 0 });
     graph
 }
 
@@ -73,6 +73,7 @@ pub fn variable(graph: &mut Graph, dtype: DType, dims: &Dims, init: Init) -> Nod
         init,
         is_param,
         trained: is_param,
+        average_of: None,
     });
     graph.emit(Op::Variable(at), &[], dtype, dims.clone())
 }

@@ -18,7 +18,22 @@ pub fn read_file(path: &Path) -> Result<Table, FileError> {
 }
 
 /// Reads what a file of this name contains, up to a length of the text.
-pub(super) fn read_bytes(path: &Path, mut file: impl Read, limit: u64) -> Result<Table, FileError> {
+pub(super) fn read_bytes(path: &Path, file: impl Read, limit: u64) -> Result<Table, FileError> {
+    let bytes = unpack(path, file, limit)?;
+    let text = str::from_utf8(&bytes).map_err(|error| {
+        let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
+        FileError::NoText { path: path.into(), line }
+    })?;
+    read(text).map_err(|source| FileError::Csv { path: path.into(), source })
+}
+
+/// Reads a file of any kind, up to so many bytes; one that begins like gzip is unpacked.
+pub fn read_packed(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
+    let file = File::open(path).map_err(|source| FileError::Io { path: path.into(), source })?;
+    unpack(path, BufReader::new(file), limit)
+}
+
+fn unpack(path: &Path, mut file: impl Read, limit: u64) -> Result<Vec<u8>, FileError> {
     let io = |source| FileError::Io { path: path.into(), source };
     let mut head = Vec::new();
     file.by_ref().take(2).read_to_end(&mut head).map_err(io)?;
@@ -33,11 +48,7 @@ pub(super) fn read_bytes(path: &Path, mut file: impl Read, limit: u64) -> Result
     if length.map_err(io)? as u64 > limit {
         return Err(FileError::TooLong { path: path.into(), limit });
     }
-    let text = str::from_utf8(&bytes).map_err(|error| {
-        let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
-        FileError::NoText { path: path.into(), line }
-    })?;
-    read(text).map_err(|source| FileError::Csv { path: path.into(), source })
+    Ok(bytes)
 }
 
 /// Writes a file, gzipped if its name ends in `.gz`.

@@ -45,7 +45,7 @@ fn load_split(folder: &Path, prefix: &str, [images, labels]: [&'static str; 2]) 
     let labels = find(folder, labels, &format!("{prefix}-labels"), 1)?;
     let pixels = Idx::read(&images, 3)?;
     let classes = Idx::read(&labels, 1)?;
-    let shape = [pixels.dims[1], pixels.dims[2]];
+    let shape = [1, pixels.dims[1], pixels.dims[2]];
     let (image_count, label_count) = (pixels.dims[0], classes.dims[0]);
     let origin = format!("{} and {}", images.display(), labels.display());
     if image_count != label_count {

@@ -12,6 +12,7 @@
 //! # Ok::<(), slabwise::data::DataError>(())
 //! ```
 
+mod cifar;
 mod idx;
 mod mnist;
 mod prefetch;
@@ -22,6 +23,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+pub use cifar::Cifar10;
 pub use idx::Idx;
 pub use mnist::Mnist;
 pub use prefetch::Prefetched;
@@ -107,6 +109,14 @@ pub enum DataError {
         path: PathBuf,
         /// What the decompressor said.
         source: io::Error,
+    },
+    /// A file is not one of CIFAR-10.
+    #[error("{}: {detail}; take the six files of CIFAR-10's binary version", path.display())]
+    Cifar {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        detail: String,
     },
     /// Images and labels, or the two splits, do not belong together.
     #[error("{origin}: {detail}")]

@@ -7,15 +7,15 @@ use ndarray::{Array1, Array2, Array4};
 
 use super::{DataError, Prefetched};
 
-/// Images `[n, 1, height, width]` with values in `[0, 1]`, and their labels `[n]`.
+/// Images `[n, channels, height, width]` with values in `[0, 1]`, and their labels `[n]`.
 pub type Batch = (Array4<f32>, Array1<i32>);
-/// Images `[n, height * width]` with values in `[0, 1]`, and their labels `[n]`.
+/// Images `[n, channels * height * width]` with values in `[0, 1]`, and their labels `[n]`.
 pub type FlatBatch = (Array2<f32>, Array1<i32>);
 
 /// Labels run from 0 to this.
 const MAX_LABEL: u8 = 9;
 
-/// Grey images of one size, each with a label from 0 to 9. Cloning shares the data.
+/// Images of one size, each with a label from 0 to 9. Cloning shares the data.
 #[derive(Clone, Debug)]
 pub struct Split {
     data: Arc<Images>,
@@ -25,28 +25,30 @@ pub struct Split {
 struct Images {
     pixels: Vec<u8>,
     labels: Vec<u8>,
-    shape: [usize; 2],
+    /// Channels, height, width.
+    shape: [usize; 3],
 }
 
 impl Split {
-    /// A split of `labels.len()` images of `shape` (height, width), row-major one after the other in `pixels`.
+    /// A split of `labels.len()` grey images of `shape` (height, width), row-major one after the other in `pixels`.
     ///
     /// # Errors
     ///
     /// [`DataError::Inconsistent`] for an empty image, a number of pixels that is not that of the labels times the image's,
     /// or a label above 9.
     pub fn new(pixels: Vec<u8>, labels: Vec<u8>, shape: [usize; 2]) -> Result<Split, DataError> {
-        Split::checked(pixels, labels, shape, "split")
+        Split::checked(pixels, labels, [1, shape[0], shape[1]], "split")
     }
 
     /// [`Split::new`] for data from `origin`.
-    pub(super) fn checked(pixels: Vec<u8>, labels: Vec<u8>, shape: [usize; 2], origin: &str) -> Result<Split, DataError> {
+    pub(super) fn checked(pixels: Vec<u8>, labels: Vec<u8>, shape: [usize; 3], origin: &str) -> Result<Split, DataError> {
         let wrong = |detail| Err(DataError::Inconsistent { origin: origin.to_owned(), detail });
-        let [height, width] = shape;
+        let [channels, height, width] = shape;
         if height == 0 || width == 0 {
             return wrong(format!("images of {height}x{width} pixels hold nothing"));
         }
-        if height.checked_mul(width).and_then(|image| image.checked_mul(labels.len())) != Some(pixels.len()) {
+        let all = [channels, height, width, labels.len()].into_iter().try_fold(1usize, usize::checked_mul);
+        if all != Some(pixels.len()) {
             return wrong(format!("{} pixels are not {} images of {height}x{width}", pixels.len(), labels.len()));
         }
         if let Some((index, label)) = labels.iter().enumerate().find(|&(_, &label)| label > MAX_LABEL) {
@@ -67,10 +69,24 @@ impl Split {
 
     /// Height and width of each image, in pixels.
     pub fn image_shape(&self) -> [usize; 2] {
-        self.data.shape
+        let [_, height, width] = self.data.shape;
+        [height, width]
     }
 
-    /// All pixels `[len, height, width]`, 0 to 255.
+    /// Numbers of a pixel: 1 of grey images, 3 of coloured ones.
+    pub fn channels(&self) -> usize {
+        self.data.shape[0]
+    }
+
+    /// The first `n` images, or all if there are fewer.
+    pub fn first(&self, n: usize) -> Split {
+        let n = n.min(self.len());
+        let Images { pixels, labels, shape } = &*self.data;
+        let image: usize = shape.iter().product();
+        Split { data: Arc::new(Images { pixels: pixels[..n * image].to_vec(), labels: labels[..n].to_vec(), shape: *shape }) }
+    }
+
+    /// All pixels `[len, channels, height, width]`, 0 to 255.
     pub fn pixels(&self) -> &[u8] {
         &self.data.pixels
     }
@@ -130,8 +146,7 @@ impl Batches {
         let end = self.left.end.min(self.left.start.saturating_add(self.batch));
         let positions = self.left.start..end;
         self.left.start = end;
-        let [height, width] = self.data.shape;
-        let image = height * width;
+        let image: usize = self.data.shape.iter().product();
         let mut values = Vec::with_capacity(positions.len() * image);
         let mut labels = Vec::with_capacity(positions.len());
         for position in positions {
@@ -148,10 +163,10 @@ impl Iterator for Batches {
     type Item = Batch;
 
     fn next(&mut self) -> Option<Batch> {
-        let [height, width] = self.data.shape;
+        let [channels, height, width] = self.data.shape;
         let (values, labels) = self.assemble()?;
         // Always fits: as many values as images times pixels.
-        let images = Array4::from_shape_vec((labels.len(), 1, height, width), values).ok()?;
+        let images = Array4::from_shape_vec((labels.len(), channels, height, width), values).ok()?;
         Some((images, labels))
     }
 
@@ -182,10 +197,10 @@ impl Iterator for FlatBatches {
     type Item = FlatBatch;
 
     fn next(&mut self) -> Option<FlatBatch> {
-        let [height, width] = self.0.data.shape;
+        let image = self.0.data.shape.iter().product();
         let (values, labels) = self.0.assemble()?;
         // Always fits, as above.
-        let images = Array2::from_shape_vec((labels.len(), height * width), values).ok()?;
+        let images = Array2::from_shape_vec((labels.len(), image), values).ok()?;
         Some((images, labels))
     }
 

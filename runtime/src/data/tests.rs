@@ -249,3 +249,58 @@ fn labels_above_nine_and_other_sizes_are_errors() {
     assert!(Split::new(vec![0; 3], vec![0], [2, 2]).is_err());
     assert!(Split::new(vec![], vec![], [usize::MAX, 2]).is_err());
 }
+
+/// The six files of CIFAR-10 with so many images each: pixels count up, label is the number of the image.
+fn small_cifar(folder: &Path, images: [u8; 6]) {
+    let names = ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"];
+    for (file, (name, n)) in names.iter().zip(images).enumerate() {
+        let record = |i: u8| [vec![i], (0..3072).map(|p| (p % 251) as u8 + file as u8 % 5).collect()].concat();
+        fs::write(folder.join(format!("{name}.bin")), (0..n).flat_map(record).collect::<Vec<u8>>()).unwrap();
+    }
+}
+
+#[test]
+fn cifar_is_read_in_the_order_of_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    small_cifar(folder.path(), [2, 1, 3, 1, 1, 4]);
+    let data = Cifar10::load(folder.path()).unwrap();
+    assert_eq!((data.train.len(), data.test.len()), (8, 4));
+    assert_eq!((data.train.image_shape(), data.train.channels()), ([32, 32], 3));
+    assert_eq!((data.train.labels(), data.test.labels()), (&[0, 1, 0, 0, 1, 2, 0, 0][..], &[0, 1, 2, 3][..]));
+    let (images, labels) = data.train.batches(3).nth(1).unwrap();
+    assert_eq!((images.shape(), labels.as_slice().unwrap()), (&[3, 3, 32, 32][..], &[0, 1, 2][..]));
+    // The third file; red is first, rows go down.
+    assert_eq!(images[[1, 2, 1, 5]], f32::from(((2 * 1024 + 32 + 5) % 251 + 2) as u8) / 255.0);
+    let first = data.train.first(3);
+    assert_eq!((first.len(), first.pixels()), (3, &data.train.pixels()[..3 * 3072]));
+    assert_eq!(data.test.first(9).len(), 4);
+    // The archive has them in a folder.
+    let inner = folder.path().join("cifar-10-batches-bin");
+    fs::create_dir(&inner).unwrap();
+    small_cifar(&inner, [1; 6]);
+    assert_eq!(Cifar10::load(folder.path()).unwrap().train.len(), 5);
+}
+
+#[test]
+fn damaged_cifar_files_are_told_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    small_cifar(folder.path(), [1; 6]);
+    let path = folder.path().join("data_batch_3.bin");
+    let whole = fs::read(&path).unwrap();
+    let too_long = vec![0; 30_730_001];
+    let mut wrong_label = whole.repeat(2);
+    wrong_label[3073] = 10;
+    for (bytes, said) in [
+        (&whole[..3072], "its 3072 bytes are not a number of images of 3073 bytes"),
+        (&[], "its 0 bytes are not a number of images of 3073 bytes"),
+        (&too_long, "it is longer than the 30730000 bytes of 10000 images"),
+        (&wrong_label, "record 1 has the label 10; labels run from 0 to 9"),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        let text = Cifar10::load(folder.path()).unwrap_err().to_string();
+        assert_eq!(text, format!("{}: {said}; take the six files of CIFAR-10's binary version", path.display()));
+    }
+    fs::remove_file(&path).unwrap();
+    assert!(Cifar10::load(folder.path()).unwrap_err().to_string().contains("data_batch_3.bin: there is no such file"));
+    assert!(Cifar10::load(folder.path().join("none")).unwrap_err().to_string().contains("data_batch_1.bin: there is no such file"));
+}

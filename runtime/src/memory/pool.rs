@@ -1,325 +1,437 @@
-//! A caching pool: memory for buffers whose place no plan has fixed.
-//!
-//! The pool reserves large *segments* from [`Memory`] and hands out *blocks* of them. A request is rounded up to 512 bytes
-//! and takes the smallest free block that holds it; what is left over is split off, and a block that comes back joins its
-//! free neighbours at once. Small and large requests live in segments of their own, so that a long-lived small buffer does
-//! not break up a large segment. Sizes and rules follow PyTorch's caching allocator (`c10/cuda/CUDACachingAllocator.cpp`).
-//!
-//! Blocks are rows of a table that name their neighbours by index; nothing is written into the memory itself. Once table
-//! and lists have grown to what a program needs, a request that the cache can serve allocates nothing on the host.
+//! A pool: one lock, and the calls of the driver that are made without it.
 
-use slabwise_kernels::memory::{Memory, OutOfMemory, Region};
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Requests are rounded up to a multiple of this many bytes; every region begins at such a multiple.
-pub const GRANULE: u64 = 512;
-/// The largest rounded request, in bytes, that is served from small segments.
-pub const SMALL_LARGEST: u64 = 1 << 20;
-/// Bytes of a segment for small requests.
-pub const SMALL_SEGMENT: u64 = 2 << 20;
-/// Bytes of a segment for large requests below [`LARGE_OWN`].
-pub const LARGE_SEGMENT: u64 = 20 << 20;
-/// Requests from this many bytes on get a segment of their own size, rounded up to [`SEGMENT_GRANULE`].
-pub const LARGE_OWN: u64 = 10 << 20;
-/// Bytes that the size of a segment of its own is rounded up to.
-pub const SEGMENT_GRANULE: u64 = 2 << 20;
+use slabwise_kernels::memory::Region;
 
-/// No block: the end of a chain.
-const NONE: u32 = u32::MAX;
+use super::block::{Block, Handle};
+use super::config::{ConfigError, MemoryConfig, Policy, environment};
+use super::deferred::Deferred;
+use super::defrag::in_pieces;
+use super::heap::Heap;
+use super::journal::{Action, Event, Journal};
+use super::ladder::{Call, Next, Outcome, Request};
+use super::oom::{Holder, OutOfMemory};
+use super::policy::chain::Return;
+use super::source::{MemoryInfo, Source, Stream};
+use super::stats::{Fragmentation, Statistics};
+use super::tags::{Tag, TagId};
 
-/// A region that cannot be freed, because the pool has not handed it out, or has it back already.
+/// A block that is not in use: it was freed, or comes from another pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{region:?} is not in use in this pool: freed twice, or never allocated from it")]
+#[error("{handle:?} is not in use in this pool: freed twice, or never allocated from it")]
 pub struct NotInUse {
-    /// The region.
-    pub region: Region,
+    /// The block.
+    pub handle: Handle,
 }
 
-/// What the pool has done and holds. Bytes, unless the name says that it counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Statistics {
-    /// Bytes of the blocks in use, rounding included.
-    pub bytes_in_use: u64,
-    /// The most that `bytes_in_use` has been.
-    pub peak_bytes_in_use: u64,
-    /// Bytes of all segments held, in use or cached.
-    pub pool_bytes: u64,
-    /// The most that `pool_bytes` has been.
-    pub peak_pool_bytes: u64,
-    /// The largest request so far, in bytes.
-    pub largest_alloc_bytes: u64,
-    /// Bytes of the largest free block.
-    pub largest_free_block_bytes: u64,
-    /// Bytes of the blocks in use that nobody asked for: rounding, and rests too small to split off.
-    pub rounding_waste_bytes: u64,
-    /// Requests served.
-    pub num_allocs: u64,
-    /// Regions given back.
-    pub num_frees: u64,
-    /// Requests that a cached block could serve.
-    pub cache_hits: u64,
-    /// Requests that needed a new segment.
-    pub cache_misses: u64,
-    /// Segments reserved from the host.
-    pub driver_allocs: u64,
-    /// Segments given back to the host.
-    pub driver_frees: u64,
-    /// Reservations tried again after the cache had been emptied.
-    pub retries: u64,
-    /// Requests that failed.
-    pub ooms: u64,
-}
+/// What a program does when memory is short, such as dropping a cache.
+type Callback = Box<dyn FnMut() + Send>;
 
-/// One block: a piece of a segment, free or in use. An unused row of the table has no bytes.
-#[derive(Clone, Copy, Debug, Default)]
-struct Block {
-    arena: u32,
-    offset: u64,
-    bytes: u64,
-    /// Bytes asked for; only of a block in use.
-    requested: u64,
-    in_use: bool,
-    /// The neighbours by address in the same segment.
-    before: u32,
-    after: u32,
-}
-
-impl Block {
-    fn is_whole_segment(&self) -> bool {
-        self.before == NONE && self.after == NONE
-    }
-}
-
-/// A free block in the order of the search: by class, then size, then place, so that the first that is large enough fits best
-/// and the choice does not depend on history.
-type Free = (Class, u64, u32, u64, u32);
-
-/// Which segments serve a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Class {
-    Small,
-    Large,
-}
-
-impl Class {
-    fn of(rounded: u64) -> Class {
-        if rounded <= SMALL_LARGEST { Class::Small } else { Class::Large }
-    }
-
-    /// The smallest rest that is split off: a smaller one would only ever be in the way.
-    fn least_rest(self) -> u64 {
-        match self {
-            Class::Small => GRANULE,
-            Class::Large => SMALL_LARGEST + GRANULE,
-        }
-    }
-}
-
-/// A caching pool of regions of a [`Memory`]. See the module documentation.
-#[derive(Default)]
+/// A caching pool of one device's memory. See the [module documentation](super).
+///
+/// Every method takes the source that the pool's memory is from, which must be the same in each call. A pool can be shared
+/// by threads, each with a source of its own for the same device.
 pub struct Pool {
-    blocks: Vec<Block>,
-    /// Rows of `blocks` that hold no block.
-    unused: Vec<u32>,
-    /// The class of each segment, by arena, sorted.
-    segments: Vec<(u32, Class)>,
-    /// Sorted.
-    free: Vec<Free>,
-    /// Blocks in use by arena and offset, sorted.
-    live: Vec<(u32, u64, u32)>,
-    statistics: Statistics,
+    heap: Mutex<Heap>,
+    /// Signalled when blocks have been moved, and when the pool has its first memory.
+    moved: Condvar,
+    deferred: Arc<Deferred<Handle>>,
+    callbacks: Mutex<Vec<Callback>>,
+}
+
+/// A block that comes back when this is dropped: not at once, but with the pool's next operation, so that dropping calls no
+/// driver and waits for no other thread.
+#[derive(Debug)]
+pub struct Lease {
+    handle: Handle,
+    deferred: Arc<Deferred<Handle>>,
+}
+
+impl Lease {
+    /// The block.
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.deferred.push(self.handle);
+    }
 }
 
 impl Pool {
-    /// A pool that holds nothing yet.
-    pub fn new() -> Pool {
-        Pool::default()
-    }
-
-    /// A region of exactly `bytes` bytes, aligned to [`GRANULE`], from `memory`, which must be the same in every call. What the
-    /// region holds is whatever it held last. A request for 0 bytes takes a block as well, so that it can be freed like any other.
+    /// A pool that holds nothing yet. What the configuration leaves open is read from the environment.
     ///
     /// # Errors
-    /// If the host has no memory for a new segment, even after all cached segments have been given back.
-    pub fn allocate(&mut self, memory: &mut Memory, bytes: u64) -> Result<Region, OutOfMemory> {
-        let found = self.find(memory, bytes);
-        let Ok((index, class, rounded)) = found else {
-            self.statistics.ooms += 1;
-            return Err(OutOfMemory { bytes });
+    /// If a setting makes no sense; the error names it.
+    pub fn new(config: &MemoryConfig) -> Result<Pool, ConfigError> {
+        let settings = config.settings(environment)?;
+        Ok(Pool {
+            heap: Mutex::new(Heap::new(settings)),
+            moved: Condvar::new(),
+            deferred: Arc::new(Deferred::new()),
+            callbacks: Mutex::default(),
+        })
+    }
+
+    /// How the pool finds memory.
+    pub fn policy(&self) -> Policy {
+        self.lock().settings.policy
+    }
+
+    /// The number of a tag, for [`Pool::allocate`]; the same for an equal tag.
+    pub fn tag(&self, tag: Tag) -> TagId {
+        self.lock().tags.id(tag)
+    }
+
+    /// Numbers of tags of another pool mean the same here from now on.
+    pub(crate) fn know_tags_of(&self, other: &Pool) {
+        let tags = other.lock().tags.clone();
+        self.lock().tags = tags;
+    }
+
+    /// A block of at least so many bytes, aligned to 256. What it holds is whatever its bytes held last. A request for no bytes
+    /// has a block as well, so that it can be freed like any other.
+    ///
+    /// # Errors
+    /// If there is no memory for it, after everything was tried: the bill. The pool goes on as before.
+    pub fn allocate<S: Source>(&self, source: &mut S, bytes: u64, stream: Stream, tag: TagId) -> Result<Handle, Box<OutOfMemory>> {
+        let mut heap = self.enter(source);
+        let Some(mut request) = heap.request(bytes, stream, tag.0) else {
+            heap.statistics.ooms += 1;
+            return Err(Box::new(heap.bill(bytes, tag.0, None)));
         };
-        self.take_free(index, class);
-        if self.blocks[index as usize].bytes - rounded >= class.least_rest() {
-            self.split(index, class, rounded);
+        loop {
+            match heap.advance(&mut request) {
+                Next::Served(row) => return Ok(heap.serve(row, &request)),
+                Next::Wait => heap = self.moved.wait(heap).unwrap_or_else(PoisonError::into_inner),
+                Next::Call(call) => heap = self.make(heap, source, call, Some(&mut request)),
+                Next::Failed => {
+                    heap.statistics.ooms += 1;
+                    let region = Region { bytes, ..Region::default() };
+                    heap.note_at(Action::Oom, region, &Block { stream, tag: tag.0, ..Block::default() });
+                    return Err(Box::new(heap.bill(bytes, tag.0, Some(&request))));
+                }
+            }
         }
-        let block = &mut self.blocks[index as usize];
-        (block.in_use, block.requested) = (true, bytes);
-        let block = *block;
-        let at = self.live.partition_point(|live| (live.0, live.1) < (block.arena, block.offset));
-        self.live.insert(at, (block.arena, block.offset, index));
-        let s = &mut self.statistics;
-        s.num_allocs += 1;
-        s.largest_alloc_bytes = s.largest_alloc_bytes.max(bytes);
-        s.bytes_in_use += block.bytes;
-        s.peak_bytes_in_use = s.peak_bytes_in_use.max(s.bytes_in_use);
-        s.rounding_waste_bytes += block.bytes - bytes;
-        Ok(Region { arena: block.arena, offset: block.offset, bytes })
     }
 
-    /// Takes a region back. Its bytes stay reserved, for the next request.
+    /// Takes a block back. The stream it was allocated for may use it at once; others once that stream has done what it was
+    /// given so far.
     ///
     /// # Errors
-    /// If the region is not one that [`Pool::allocate`] returned and that is still in use; the pool is then unchanged.
-    pub fn free(&mut self, region: Region) -> Result<(), NotInUse> {
-        let at =
-            self.live.binary_search_by_key(&(region.arena, region.offset), |live| (live.0, live.1)).map_err(|_| NotInUse { region })?;
-        let mut index = self.live[at].2;
-        let block = self.blocks[index as usize];
-        if block.requested != region.bytes {
-            return Err(NotInUse { region });
+    /// If the block is not in use; the pool is then unchanged.
+    pub fn free<S: Source>(&self, source: &mut S, handle: Handle) -> Result<(), NotInUse> {
+        let mut heap = self.enter(source);
+        let row = heap.table.live(handle).ok_or(NotInUse { handle })?;
+        if heap.moving {
+            // Wait until its bytes have come to rest.
+            while heap.moving {
+                heap = self.moved.wait(heap).unwrap_or_else(PoisonError::into_inner);
+            }
+            heap.table.live(handle).ok_or(NotInUse { handle })?;
         }
-        self.live.remove(at);
-        self.statistics.num_frees += 1;
-        self.statistics.bytes_in_use -= block.bytes;
-        self.statistics.rounding_waste_bytes -= block.bytes - block.requested;
-        let class = self.class(block.arena);
-        self.blocks[index as usize].in_use = false;
-        let is_free = |pool: &Pool, neighbour: u32| pool.blocks.get(neighbour as usize).is_some_and(|block| !block.in_use);
-        if is_free(self, block.after) {
-            self.take_free(block.after, class);
-            self.join(index);
+        for call in heap.release(row) {
+            heap = self.make(heap, source, call, None);
         }
-        if is_free(self, block.before) {
-            self.take_free(block.before, class);
-            self.join(block.before);
-            index = block.before;
-        }
-        self.put_free(index, class);
         Ok(())
     }
 
-    /// Gives every segment without a block in use back to the host; returns how many bytes that were.
-    pub fn empty_cache(&mut self, memory: &mut Memory) -> u64 {
-        let before = self.statistics.pool_bytes;
-        let mut k = 0;
-        while let Some(&(.., index)) = self.free.get(k) {
-            let block = self.blocks[index as usize];
-            if !block.is_whole_segment() {
-                k += 1;
-                continue;
-            }
-            self.free.remove(k);
-            self.blocks[index as usize] = Block::default();
-            self.unused.push(index);
-            self.segments.retain(|&(arena, _)| arena != block.arena);
-            memory.release(block.arena);
-            self.statistics.pool_bytes -= block.bytes;
-            self.statistics.driver_frees += 1;
+    /// A block that is freed when the lease is dropped. Nothing else may free it.
+    pub fn lease(&self, handle: Handle) -> Lease {
+        Lease { handle, deferred: self.deferred.clone() }
+    }
+
+    /// Where a block lies, with the bytes it was asked for. It may be moved by the next [`Pool::allocate`]; see [`Pool::pin`].
+    ///
+    /// # Errors
+    /// If the block is not in use.
+    pub fn region(&self, handle: Handle) -> Result<Region, NotInUse> {
+        let heap = self.settled();
+        let row = heap.table.live(handle).ok_or(NotInUse { handle })?;
+        Ok(Region { bytes: heap.table[row].requested, ..heap.table[row].region() })
+    }
+
+    /// Holds a block where it is until [`Pool::unpin`], for as long as a kernel in flight, a captured graph or somebody
+    /// outside knows its address; tells where. Pins count.
+    ///
+    /// # Errors
+    /// If the block is not in use.
+    pub fn pin(&self, handle: Handle) -> Result<Region, NotInUse> {
+        let mut heap = self.settled();
+        let row = heap.table.live(handle).ok_or(NotInUse { handle })?;
+        heap.pin(row, 1);
+        Ok(Region { bytes: heap.table[row].requested, ..heap.table[row].region() })
+    }
+
+    /// Takes one pin back.
+    ///
+    /// # Errors
+    /// If the block is not in use.
+    pub fn unpin(&self, handle: Handle) -> Result<(), NotInUse> {
+        let mut heap = self.settled();
+        let row = heap.table.live(handle).ok_or(NotInUse { handle })?;
+        heap.unpin(row, 1);
+        Ok(())
+    }
+
+    /// Counts a piece of work that was given to a stream; its number. [`Source::completed`] speaks of these numbers.
+    pub fn submit(&self, stream: Stream) -> u64 {
+        self.lock().streams.submit(stream)
+    }
+
+    /// Waits for all work that was submitted, and takes back what was dropped: after it, every free block serves every stream.
+    pub fn wait_all<S: Source>(&self, source: &mut S) {
+        let mut heap = self.enter(source);
+        let behind = heap.streams.behind();
+        if !behind.is_empty() {
+            heap = self.make(heap, source, Call::Synchronize(behind), None);
         }
-        before - self.statistics.pool_bytes
+        if let Some(call) = heap.returned_arenas() {
+            drop(self.make(heap, source, call, None));
+        }
+    }
+
+    /// Gives memory that nobody uses back to the driver, as far as streams are done with it; how many bytes that were.
+    pub fn empty_cache<S: Source>(&self, source: &mut S) -> u64 {
+        let heap = self.polled(source);
+        self.give_back(heap, source, |_| true)
+    }
+
+    /// Ends a step: what nobody has used for as long as the configuration says goes back to the driver. How many bytes that were.
+    pub fn end_step<S: Source>(&self, source: &mut S) -> u64 {
+        let mut heap = self.enter(source);
+        heap.step += 1;
+        let (time, steps) = (heap.settings.idle_time, heap.settings.idle_steps);
+        if time.is_none() && steps.is_none() {
+            return 0;
+        }
+        drop(heap);
+        let heap = self.polled(source);
+        let (now, step) = (heap.now, heap.step);
+        let age = time.map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX));
+        self.give_back(heap, source, |b| {
+            age.is_some_and(|age| now.saturating_sub(b.idle_since) >= age) || steps.is_some_and(|n| step.saturating_sub(b.since) > n)
+        })
+    }
+
+    /// Moves blocks together until a free block has so many bytes, if it can be done; whether there is one now.
+    pub fn defragment<S: Source>(&self, source: &mut S, bytes: u64) -> bool {
+        let mut heap = self.enter(source);
+        let Some(mut request) = heap.request(bytes, Stream(0), 0) else { return false };
+        while heap.moving {
+            heap = self.moved.wait(heap).unwrap_or_else(PoisonError::into_inner);
+        }
+        let fits = |heap: &Heap| Fragmentation::of_table(&heap.table).largest_bytes >= bytes;
+        if !fits(&heap)
+            && let Some(call) = heap.defragment(&mut request)
+        {
+            heap = self.make(heap, source, call, None);
+        }
+        fits(&heap)
+    }
+
+    /// Free and total bytes, as the driver says.
+    pub fn memory_info<S: Source>(&self, source: &mut S) -> MemoryInfo {
+        source.info()
+    }
+
+    /// Has this called when memory is short, before more is taken from the driver. It may free blocks and drop leases.
+    pub fn on_pressure(&self, callback: impl FnMut() + Send + 'static) {
+        self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(callback));
+        self.lock().has_callbacks = true;
     }
 
     /// What the pool has done and holds.
     pub fn statistics(&self) -> Statistics {
-        let largest = self.free.iter().map(|free| free.1).max().unwrap_or(0);
-        Statistics { largest_free_block_bytes: largest, ..self.statistics }
+        let heap = self.lock();
+        Statistics { largest_free_block_bytes: Fragmentation::of_table(&heap.table).largest_bytes, ..heap.statistics }
     }
 
-    /// A free block for a request, from the cache or a new segment: its index, class and the rounded size.
-    fn find(&mut self, memory: &mut Memory, bytes: u64) -> Result<(u32, Class, u64), OutOfMemory> {
-        let too_large = OutOfMemory { bytes };
-        let rounded = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(too_large)?;
-        let class = Class::of(rounded);
-        let at = self.free.partition_point(|free| (free.0, free.1) < (class, rounded));
-        if let Some(&(.., index)) = self.free.get(at).filter(|free| free.0 == class) {
-            self.statistics.cache_hits += 1;
-            return Ok((index, class, rounded));
-        }
-        let segment = match class {
-            Class::Small => SMALL_SEGMENT,
-            Class::Large if rounded < LARGE_OWN => LARGE_SEGMENT,
-            Class::Large => rounded.checked_next_multiple_of(SEGMENT_GRANULE).ok_or(too_large)?,
+    /// Counts and peaks start anew; what the pool holds stays.
+    pub fn reset_statistics(&self) {
+        let mut heap = self.lock();
+        let Statistics { bytes_in_use, bytes_limit, pool_bytes, rounding_waste_bytes, .. } = heap.statistics;
+        let (peak_bytes_in_use, peak_pool_bytes) = (bytes_in_use, pool_bytes);
+        heap.statistics = Statistics {
+            bytes_in_use,
+            peak_bytes_in_use,
+            bytes_limit,
+            pool_bytes,
+            peak_pool_bytes,
+            rounding_waste_bytes,
+            ..Statistics::default()
         };
-        let region = match memory.reserve(segment) {
-            Ok(region) => region,
-            Err(_) => {
-                self.statistics.retries += 1;
-                self.empty_cache(memory);
-                memory.reserve(segment)?
+    }
+
+    /// The pool's free memory.
+    pub fn fragmentation(&self) -> Fragmentation {
+        Fragmentation::of_table(&self.lock().table)
+    }
+
+    /// All blocks in use, largest first.
+    pub fn live_buffers(&self) -> Vec<Holder> {
+        self.settled().holders()
+    }
+
+    /// Keeps the last events from now on, so many at most; 0 keeps none.
+    pub fn record(&self, most: usize) {
+        self.lock().journal = (most > 0).then(|| Journal { events: std::collections::VecDeque::new(), most });
+    }
+
+    /// The events that were kept, oldest first.
+    pub fn events(&self) -> Vec<Event> {
+        self.lock().journal.as_ref().map_or(Vec::new(), |journal| journal.events.iter().copied().collect())
+    }
+
+    /// A tag by its number.
+    pub fn tag_of(&self, id: TagId) -> Tag {
+        self.lock().tags.get(id.0).clone()
+    }
+
+    /// Calls `visit` with every block but those that only hold others, arena by arena, in the order of addresses.
+    #[cfg(feature = "profiles")]
+    pub(crate) fn inspect(&self, mut visit: impl FnMut(&Block, &Tag)) {
+        let heap = self.settled();
+        let mut rows: Vec<&Block> = heap.table.iter().map(|(_, b)| b).filter(|b| b.state != super::block::State::Page).collect();
+        rows.sort_by_key(|b| (b.arena, b.offset));
+        rows.into_iter().for_each(|block| visit(block, heap.tags.get(block.tag)));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Heap> {
+        // A panic in a thread that held the lock leaves at worst one block that is never handed out again.
+        self.heap.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lock, while no block is on its way.
+    fn settled(&self) -> MutexGuard<'_, Heap> {
+        let heap = self.lock();
+        self.moved.wait_while(heap, |heap| heap.moving).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lock at the beginning of an operation: dropped blocks come back first.
+    fn enter<S: Source>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
+        let mut heap = self.lock();
+        if heap.journal.is_some() || heap.settings.idle_time.is_some() {
+            heap.now = u64::try_from(source.now().as_nanos()).unwrap_or(u64::MAX);
+        }
+        if !heap.moving && self.deferred.is_pending() {
+            let mut dropped = Vec::new();
+            self.deferred.drain(&mut dropped);
+            for handle in dropped {
+                let Some(row) = heap.table.live(handle) else { continue };
+                for call in heap.release(row) {
+                    heap = self.make(heap, source, call, None);
+                }
             }
+        }
+        if heap.has_waiting_arenas() {
+            let streams = heap.streams.behind().into_iter().map(|(stream, _)| stream).collect();
+            heap = self.make(heap, source, Call::Poll(streams), None);
+            if let Some(call) = heap.returned_arenas() {
+                heap = self.make(heap, source, call, None);
+            }
+        }
+        heap
+    }
+
+    /// The lock, once streams have been asked how far they are and no block is on its way.
+    fn polled<S: Source>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
+        let mut heap = self.enter(source);
+        let streams: Vec<Stream> = heap.streams.behind().into_iter().map(|(stream, _)| stream).collect();
+        if !streams.is_empty() {
+            heap = self.make(heap, source, Call::Poll(streams), None);
+        }
+        self.moved.wait_while(heap, |heap| heap.moving).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_back<S: Source>(&self, mut heap: MutexGuard<'_, Heap>, source: &mut S, may_go: impl Fn(&Block) -> bool) -> u64 {
+        let Some(call) = heap.trim(may_go) else { return 0 };
+        let bytes = match &call {
+            Call::Return { all, .. } => all.iter().map(Return::bytes).sum(),
+            _ => 0,
         };
-        let s = &mut self.statistics;
-        s.cache_misses += 1;
-        s.driver_allocs += 1;
-        s.pool_bytes += segment;
-        s.peak_pool_bytes = s.peak_pool_bytes.max(s.pool_bytes);
-        let at = self.segments.partition_point(|&(arena, _)| arena < region.arena);
-        self.segments.insert(at, (region.arena, class));
-        let index = self.new_block(Block { arena: region.arena, bytes: segment, before: NONE, after: NONE, ..Block::default() });
-        self.put_free(index, class);
-        Ok((index, class, rounded))
+        drop(self.make(heap, source, call, None));
+        bytes
     }
 
-    /// The class of the segment in an arena.
-    fn class(&self, arena: u32) -> Class {
-        let at = self.segments.partition_point(|&(other, _)| other < arena);
-        self.segments[at].1
+    /// Makes a call of the driver without the lock, and takes note of what came of it.
+    fn make<'a, S: Source>(
+        &'a self,
+        heap: MutexGuard<'a, Heap>,
+        source: &mut S,
+        call: Call,
+        request: Option<&mut Request>,
+    ) -> MutexGuard<'a, Heap> {
+        drop(heap);
+        let outcome = self.perform(source, &call);
+        let mut heap = self.lock();
+        let waited_for = heap.moving || heap.opening;
+        heap.conclude(request, call, outcome);
+        if waited_for && !(heap.moving || heap.opening) {
+            self.moved.notify_all();
+        }
+        heap
     }
 
-    fn new_block(&mut self, block: Block) -> u32 {
-        match self.unused.pop() {
-            Some(index) => {
-                self.blocks[index as usize] = block;
-                index
+    fn perform<S: Source>(&self, source: &mut S, call: &Call) -> Outcome {
+        let timed = |source: &mut S, work: &mut dyn FnMut(&mut S)| {
+            let start = source.now();
+            work(source);
+            Outcome::Moved { ns: u64::try_from(source.now().saturating_sub(start).as_nanos()).unwrap_or(u64::MAX) }
+        };
+        match call {
+            Call::Info => Outcome::Info(source.info(), source.preallocates()),
+            Call::Range { bytes } => Outcome::Range(source.range(*bytes)),
+            Call::Reserve { bytes, stream, ordered: true } => Outcome::Reserved(source.reserve_ordered(*stream, *bytes)),
+            Call::Reserve { bytes, .. } => Outcome::Reserved(source.reserve(*bytes)),
+            Call::Map { pages, .. } => Outcome::Mapped(source.map(*pages)),
+            Call::Return { all, ordered } => {
+                for one in all {
+                    match *one {
+                        Return::Release { arena, stream, .. } if *ordered => source.release_ordered(stream, arena),
+                        Return::Release { arena, .. } => source.release(arena),
+                        Return::Unmap { pages, .. } => source.unmap(pages),
+                    }
+                }
+                Outcome::Done
             }
-            None => {
-                self.blocks.push(block);
-                // Rows are given back here without allocating: there is room for all of them.
-                self.unused.reserve(self.blocks.len());
-                self.blocks.len() as u32 - 1
+            Call::Poll(streams) => Outcome::Progress(streams.iter().map(|&s| (s, source.completed(s))).collect()),
+            Call::Synchronize(streams) => {
+                streams.iter().for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
+                Outcome::Done
             }
+            Call::Callbacks => {
+                // Taken out, so that a callback may use the pool, and set another.
+                let mut callbacks = std::mem::take(&mut *self.callbacks.lock().unwrap_or_else(PoisonError::into_inner));
+                callbacks.iter_mut().for_each(|callback| callback());
+                let mut kept = self.callbacks.lock().unwrap_or_else(PoisonError::into_inner);
+                callbacks.append(&mut kept);
+                *kept = callbacks;
+                Outcome::Done
+            }
+            Call::Copy { before, moves, after } => timed(source, &mut |source| {
+                before.iter().for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
+                moves.iter().for_each(|m| in_pieces(*m, |from, to| source.copy(m.stream, from, to)));
+                after.iter().for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
+            }),
+            Call::Remap { from, to } => timed(source, &mut |source| {
+                let mut at = 0;
+                for (_, pages) in from {
+                    source.remap(*pages, to.1.part(at, pages.bytes));
+                    at += pages.bytes;
+                }
+            }),
         }
     }
+}
 
-    /// Cuts a free block that is in no list after `bytes` bytes and puts the rest into the list of free blocks.
-    fn split(&mut self, index: u32, class: Class, bytes: u64) {
-        let block = self.blocks[index as usize];
-        let rest = Block { offset: block.offset + bytes, bytes: block.bytes - bytes, before: index, ..block };
-        let rest = self.new_block(rest);
-        if block.after != NONE {
-            self.blocks[block.after as usize].before = rest;
-        }
-        let first = &mut self.blocks[index as usize];
-        (first.bytes, first.after) = (bytes, rest);
-        self.put_free(rest, class);
-    }
-
-    /// Joins a block with the one after it, neither in a list.
-    fn join(&mut self, index: u32) {
-        let after = self.blocks[index as usize].after;
-        let gone = std::mem::take(&mut self.blocks[after as usize]);
-        let block = &mut self.blocks[index as usize];
-        block.bytes += gone.bytes;
-        block.after = gone.after;
-        if gone.after != NONE {
-            self.blocks[gone.after as usize].before = index;
-        }
-        self.unused.push(after);
-    }
-
-    fn entry(&self, index: u32, class: Class) -> Free {
-        let block = &self.blocks[index as usize];
-        (class, block.bytes, block.arena, block.offset, index)
-    }
-
-    fn put_free(&mut self, index: u32, class: Class) {
-        let entry = self.entry(index, class);
-        let at = self.free.partition_point(|free| *free < entry);
-        self.free.insert(at, entry);
-    }
-
-    fn take_free(&mut self, index: u32, class: Class) {
-        let entry = self.entry(index, class);
-        let at = self.free.partition_point(|free| *free < entry);
-        self.free.remove(at);
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("policy", &self.policy()).field("statistics", &self.statistics()).finish_non_exhaustive()
     }
 }
 

@@ -29,25 +29,26 @@ struct Moments {
     rate: Schedule,
     betas: [f64; 2],
     eps: f64,
-    weight_decay: f64,
+    /// `None` of an optimizer that knows no decay.
+    weight_decay: Option<f64>,
 }
 
 impl Adam {
     /// With β = 0.9, 0.999 and ε = 1e-8.
     pub fn new(rate: impl Into<Schedule>) -> Self {
-        Adam(Moments { name: "adam", rate: rate.into(), betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0 })
+        Adam(Moments { name: "adam", rate: rate.into(), betas: [0.9, 0.999], eps: 1e-8, weight_decay: None })
     }
 }
 
 impl AdamW {
     /// With β = 0.9, 0.999, ε = 1e-8 and λ = 0.01.
     pub fn new(rate: impl Into<Schedule>) -> Self {
-        AdamW(Moments { name: "adamw", rate: rate.into(), betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.01 })
+        AdamW(Moments { name: "adamw", rate: rate.into(), betas: [0.9, 0.999], eps: 1e-8, weight_decay: Some(0.01) })
     }
 
     /// With this λ.
     pub fn weight_decay(mut self, weight_decay: f64) -> Self {
-        self.0.weight_decay = weight_decay;
+        self.0.weight_decay = Some(weight_decay);
         self
     }
 }
@@ -88,7 +89,7 @@ impl Moments {
         below_one(&format!("{name}: β₁"), self.betas[0])?;
         below_one(&format!("{name}: β₂"), self.betas[1])?;
         at_least_zero(&format!("{name}: ε"), self.eps)?;
-        at_least_zero(&format!("{name}: the weight decay"), self.weight_decay)
+        at_least_zero(&format!("{name}: the weight decay"), self.weight_decay.unwrap_or(0.0))
     }
 
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
@@ -96,10 +97,17 @@ impl Moments {
         // What all weights share is computed once, on scalars.
         let t = (trace.completed_steps() + 1).cast(DType::F32);
         let [first, second] = self.betas.map(|beta| correction(t, beta));
-        let step = rate / first;
         let root = second.sqrt();
-        let kept = (self.weight_decay != 0.0).then(|| 1.0 - rate * self.weight_decay as f32);
+        let usual = self.weight_decay.unwrap_or(0.0);
+        let factors = |rate: Tensor<'t>, decay: f64| (rate / first, (decay != 0.0).then(|| 1.0 - rate * decay as f32));
+        let shared = factors(rate, usual);
         for weight in weights {
+            let decay = weight.weight_decay().unwrap_or(usual);
+            if self.weight_decay.is_none() && decay != 0.0 {
+                return trace.fail_update(format!("{} has no weight decay, which a group asks for; AdamW has", self.name));
+            }
+            let as_usual = (weight.rate_scale(), decay) == (1.0, usual);
+            let (step, kept) = if as_usual { shared } else { factors(weight.scaled(rate), decay) };
             let (w, g) = (weight.value(), weight.gradient());
             let m = self.average(weight, "m", self.betas[0], g);
             let v = self.average(weight, "v", self.betas[1], g.square());

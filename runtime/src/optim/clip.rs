@@ -1,11 +1,19 @@
-//! Clipping by the global norm.
+//! Clipping of gradients: of all together by their norm, of each number by its size.
 
 use super::{Optimizer, Weight};
+use crate::tensor::Tensor;
 use crate::trace::Trace;
 
-/// An optimizer on clipped gradients; see [`Optimizer::clip_norm`].
+/// An optimizer on gradients clipped by their global norm; see [`Optimizer::clip_norm`].
 #[derive(Clone, Debug)]
 pub struct ClipNorm<O> {
+    inner: O,
+    max: f64,
+}
+
+/// An optimizer on gradients clipped by value; see [`Optimizer::clip_value`].
+#[derive(Clone, Debug)]
+pub struct ClipValue<O> {
     inner: O,
     max: f64,
 }
@@ -16,11 +24,25 @@ impl<O> ClipNorm<O> {
     }
 }
 
+impl<O> ClipValue<O> {
+    pub(super) fn new(inner: O, max: f64) -> Self {
+        ClipValue { inner, max }
+    }
+}
+
+/// A largest size: a finite number above 0.
+fn above_zero(what: &str, max: f64) -> Result<(), String> {
+    if max.is_finite() && max > 0.0 { Ok(()) } else { Err(format!("{what} is {max}, not a finite number above 0")) }
+}
+
+/// The same weights with other gradients.
+fn clipped<'t>(weights: &[Weight<'t>], rule: impl Fn(Tensor<'t>) -> Tensor<'t>) -> Vec<Weight<'t>> {
+    weights.iter().map(|w| w.with_gradient(rule(w.gradient()))).collect()
+}
+
 impl<O: Optimizer> Optimizer for ClipNorm<O> {
     fn check(&self) -> Result<(), String> {
-        if !(self.max.is_finite() && self.max > 0.0) {
-            return Err(format!("clip_norm: the largest norm is {}, not a finite number above 0", self.max));
-        }
+        above_zero("clip_norm: the largest norm", self.max)?;
         self.inner.check()
     }
 
@@ -29,7 +51,19 @@ impl<O: Optimizer> Optimizer for ClipNorm<O> {
         let squares = weights.iter().map(|w| w.gradient().square().sum());
         let Some(total) = squares.reduce(|a, b| a + b) else { return };
         let factor = (self.max as f32 / (total.sqrt() + 1e-6)).minimum(1.0);
-        let clipped: Vec<Weight<'t>> = weights.iter().map(|w| w.with_gradient(w.gradient() * factor)).collect();
-        self.inner.update(trace, &clipped);
+        self.inner.update(trace, &clipped(weights, |g| g * factor));
+    }
+}
+
+impl<O: Optimizer> Optimizer for ClipValue<O> {
+    fn check(&self) -> Result<(), String> {
+        above_zero("clip_value: the largest size", self.max)?;
+        self.inner.check()
+    }
+
+    /// Each number of g ← that number, or the nearest in ±max.
+    fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
+        let max = self.max as f32;
+        self.inner.update(trace, &clipped(weights, |g| g.clamp(-max, max)));
     }
 }

@@ -2,19 +2,26 @@
 //! update runs as soon as its gradient exists, and the gradient's bytes end there.
 
 mod adam;
+mod average;
 mod clip;
+mod group;
+mod named;
 mod schedule;
 mod sgd;
 #[cfg(test)]
 mod tests;
 
 pub use adam::{Adam, AdamW};
-pub use clip::ClipNorm;
+pub use average::Ema;
+pub use clip::{ClipNorm, ClipValue};
+pub use group::{Group, Grouped};
+pub use named::Named;
 pub use schedule::Schedule;
 pub use sgd::Sgd;
 
 use std::panic::Location;
 
+use crate::graph::VariableInfo;
 use crate::tensor::Tensor;
 use crate::trace::{State, Trace};
 
@@ -34,6 +41,53 @@ pub trait Optimizer {
     {
         ClipNorm::new(self, max)
     }
+
+    /// The same on gradients of which each number is brought into ±`max`.
+    fn clip_value(self, max: f64) -> ClipValue<Self>
+    where
+        Self: Sized,
+    {
+        ClipValue::new(self, max)
+    }
+
+    /// The same with other rules for the weights that `chosen` holds for, of all that learn. A weight in several groups follows
+    /// for each rule the last group that has it. A group that chooses no weight is a mistake.
+    ///
+    /// ```
+    /// # use slabwise::optim::{AdamW, Group, Optimizer};
+    /// // Neither biases nor norms decay; the head learns faster.
+    /// let optimizer = AdamW::new(3e-4)
+    ///     .weight_decay(0.1)
+    ///     .group(|w| w.rank() < 2, Group::new().weight_decay(0.0))
+    ///     .group(|w| w.name.starts_with("head."), Group::new().rate_scale(10.0));
+    /// # optimizer.check().unwrap();
+    /// ```
+    fn group<F: Fn(&VariableInfo) -> bool>(self, chosen: F, group: Group) -> Grouped<Self, F>
+    where
+        Self: Sized,
+    {
+        Grouped::new(self, chosen, group)
+    }
+
+    /// The same, keeping an exponential moving average of each weight in the state `ema.<weight>`: after every step
+    /// average ← `decay`·average + (1 − `decay`)·weight. It starts as the weight's first value, also when that is read by
+    /// [`Session::load_weights`](crate::Session::load_weights). A trace that is [averaged](Trace::averaged) reads it.
+    fn ema(self, decay: f64) -> Ema<Self>
+    where
+        Self: Sized,
+    {
+        Ema::new(self, decay)
+    }
+
+    /// The same with states of its own, named `name.adam.m.<weight>`, `name.optim.step`, `name.optim.lr` and so on. Without a
+    /// name, optimizers of all programs of a session share one step counter, which is right if the programs train the same
+    /// weights by the same rule; compiling one that does not is an error, and names are what helps.
+    fn named(self, name: &str) -> Named<Self>
+    where
+        Self: Sized,
+    {
+        Named::new(self, name)
+    }
 }
 
 /// A weight as an optimizer sees it.
@@ -42,15 +96,12 @@ pub struct Weight<'t> {
     variable: u32,
     value: Tensor<'t>,
     gradient: Tensor<'t>,
+    group: Group,
 }
 
 impl<'t> Weight<'t> {
     pub(crate) fn new(variable: u32, value: Tensor<'t>, gradient: Tensor<'t>) -> Self {
-        Weight { variable, value, gradient }
-    }
-
-    pub(crate) fn variable(&self) -> u32 {
-        self.variable
+        Weight { variable, value, gradient, group: Group::new() }
     }
 
     /// What it is when the step begins.
@@ -63,12 +114,28 @@ impl<'t> Weight<'t> {
         self.gradient
     }
 
+    /// What the learning rate is to be multiplied by: 1 unless a group says otherwise.
+    pub fn rate_scale(&self) -> f64 {
+        self.group.rate_scale.unwrap_or(1.0)
+    }
+
+    /// The weight decay of its group, if a group sets one, in place of the optimizer's.
+    pub fn weight_decay(&self) -> Option<f64> {
+        self.group.weight_decay
+    }
+
+    /// The learning rate of this weight, where that of the optimizer is `rate`.
+    fn scaled(&self, rate: Tensor<'t>) -> Tensor<'t> {
+        if self.rate_scale() == 1.0 { rate } else { rate * self.rate_scale() as f32 }
+    }
+
     /// The same weight with another gradient.
     pub fn with_gradient(self, gradient: Tensor<'t>) -> Self {
         Weight { gradient, ..self }
     }
 
-    /// A state that accompanies the weight: of its shape, zeros at first, named `slot.weight` as in `adam.m.head.bias`.
+    /// A state that accompanies the weight: of its shape, zeros at first, named `slot.weight` as in `adam.m.head.bias`, with the name of a
+    /// [named](Optimizer::named) optimizer before it.
     #[track_caller]
     pub fn state(&self, slot: &str) -> State<'t> {
         let trace = self.value.trace();

@@ -87,7 +87,7 @@ impl Schedule {
     /// The rate of this step: an f32 scalar.
     pub(super) fn rate<'t>(&self, trace: &'t Trace) -> Tensor<'t> {
         let base = match self.course {
-            Course::Manual => trace.state("optim.lr", DType::F32, (), Init::Constant(self.rate as f32)).value(),
+            Course::Manual => trace.owned_state("optim.lr", DType::F32, Init::Constant(self.rate as f32)).value(),
             _ => trace.full(self.rate as f32, DType::F32, ()),
         };
         if self.warmup == 0 && matches!(self.course, Course::Constant | Course::Manual) {

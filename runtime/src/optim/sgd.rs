@@ -60,8 +60,9 @@ impl Optimizer for Sgd {
         let rate = self.rate.rate(trace);
         for weight in weights {
             let (w, mut g) = (weight.value(), weight.gradient());
-            if self.weight_decay != 0.0 {
-                g = g + w * self.weight_decay as f32;
+            let decay = weight.weight_decay().unwrap_or(self.weight_decay);
+            if decay != 0.0 {
+                g = g + w * decay as f32;
             }
             if self.momentum != 0.0 {
                 let state = weight.state("sgd.momentum");
@@ -69,7 +70,7 @@ impl Optimizer for Sgd {
                 state.set(v);
                 g = if self.nesterov { g + v * self.momentum as f32 } else { v };
             }
-            weight.set(w - g * rate);
+            weight.set(w - g * weight.scaled(rate));
         }
     }
 }

@@ -70,7 +70,7 @@ fn owners(graph: &Graph) -> Vec<NodeId> {
 fn differentiate(graph: &mut Graph, id: NodeId) {
     let origin = graph.node(id).origin as usize;
     if let Some(origin) = graph.origins.get(origin) {
-        let origin = Origin { phase: Phase::Backward, ..origin.clone() };
+        let origin = Origin { phase: Phase::Backward, part: graph.current_part, ..origin.clone() };
         graph.set_origin(origin);
     }
 }

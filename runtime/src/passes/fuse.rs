@@ -44,7 +44,7 @@ pub struct Fuse {
     /// What several kernels use is computed and stored by the first of them, rather than by a kernel before.
     pub stored: bool,
     /// What is cheap to make of tensors in memory is made anew where it is used: by each of several kernels, and on the way back
-    /// rather than kept from the way forward (see [`super::remake`]).
+    /// rather than kept from the way forward (see [`fn@super::remake`]).
     pub recompute: bool,
 }
 
@@ -205,7 +205,11 @@ impl Builder<'_> {
     /// Adds the node to a kernel if the kernel's form allows it.
     fn join(&mut self, id: NodeId, cluster: usize, axes: AxisMap) -> bool {
         let c = &self.list[cluster];
-        if self.shares_container(&[id], &c.members) || c.members.len() >= MEMBERS_MAX || self.operands_with(cluster, id) > OPERANDS_MAX {
+        if !self.one_part(&[id], &c.members)
+            || self.shares_container(&[id], &c.members)
+            || c.members.len() >= MEMBERS_MAX
+            || self.operands_with(cluster, id) > OPERANDS_MAX
+        {
             return false;
         }
         match &self.graph.node(id).op {
@@ -330,17 +334,7 @@ impl Builder<'_> {
     fn join_anchor(&mut self, id: NodeId, cluster: usize, axes: AxisMap) -> bool {
         let node = self.graph.node(id);
         let c = &self.list[cluster];
-        let bodied = matches!(
-            node.op,
-            Op::Matmul
-                | Op::Conv2d(_)
-                | Op::Conv2dInputGrad(_)
-                | Op::Conv2dWeightGrad(_)
-                | Op::Pool2d(PoolKind::Max | PoolKind::Avg { .. }, _)
-                | Op::Pool2dGrad(..)
-                | Op::Gather { .. }
-                | Op::ScatterAdd { .. }
-        );
+        let bodied = has_body(&node.op);
         let mapped: SmallVec<[u8; 6]> = axes.iter().flatten().copied().collect();
         let in_order = mapped.windows(2).all(|w| w[0] < w[1]);
         if !bodied || !self.options.epilogues || c.anchor.is_some() || c.reduced.contains(&true) || !in_order || !covers(c, &axes, |_| true)
@@ -473,6 +467,21 @@ impl Builder<'_> {
         }
         Clusters { graph: graph.clone(), list, places, edges, inline, stored }.in_order()
     }
+}
+
+/// Operations with a kernel of their own that may have an epilogue.
+fn has_body(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Matmul
+            | Op::Conv2d(_)
+            | Op::Conv2dInputGrad(_)
+            | Op::Conv2dWeightGrad(_)
+            | Op::Pool2d(PoolKind::Max | PoolKind::Avg { .. }, _)
+            | Op::Pool2dGrad(..)
+            | Op::Gather { .. }
+            | Op::ScatterAdd { .. }
+    )
 }
 
 /// Whether every axis of the space that is longer than 1 and satisfies `which` (of being reduced) is among `axes`, and none else.

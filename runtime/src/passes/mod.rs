@@ -1,5 +1,5 @@
 //! The way of a program from graph to kernels. Each stage is a type, so none can be left out or run out of order:
-//! `Graph` → [`autodiff`] → [`mod@simplify`] → [`mod@remake`] → [`legalise`] → [`Clusters`] → [`Task`]s → [`Scheduled`] → plan → check → program.
+//! `Graph` → [`autodiff`] → [`mod@simplify`] → [`fn@remake`] → [`legalise`] → [`Clusters`] → [`Task`]s → [`Scheduled`] → plan → check → program.
 
 pub mod autodiff;
 mod cost;
@@ -14,6 +14,6 @@ mod update;
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
 pub use layout::legalise;
 pub use lower::{Arg, Task, lower};
-pub use remake::remake;
+pub use remake::{REMADE_MIN, remake};
 pub use schedule::{Scheduled, schedule};
 pub use simplify::{Simplify, simplify};

@@ -27,13 +27,14 @@ use crate::shape::elements;
 const SOURCES_MAX: usize = 2;
 /// Most operations that it takes.
 const STEPS_MAX: u32 = 24;
-/// Fewer elements than that are kept: they cost few bytes.
-const ELEMENTS_MIN: i64 = 1 << 12;
+/// Tensors of fewer elements cost few bytes, and are kept.
+pub const REMADE_MIN: i64 = 1 << 12;
 
-/// The graph with the insides of checkpointed segments made again and, if `cheap`, whatever else costs little.
-pub fn remake(graph: &Graph, cheap: bool) -> Graph {
+/// The graph with the insides of checkpointed segments made again, and tensors of at least `smallest` elements that are cheap to
+/// make again; none of those if there is no such number.
+pub fn remake(graph: &Graph, smallest: Option<i64>) -> Graph {
     let inside = inside_of_segments(graph);
-    let (choice, again) = choose(graph, &inside, cheap);
+    let (choice, again) = choose(graph, &inside, smallest);
     if !again.contains(&true) {
         return graph.clone();
     }
@@ -68,6 +69,7 @@ enum Place {
 
 struct Choice<'a> {
     graph: &'a Graph,
+    smallest: i64,
     edges: Vec<SmallVec<[Edge; 3]>>,
     users: Vec<Users>,
     places: Vec<Place>,
@@ -93,12 +95,13 @@ fn inside_of_segments(graph: &Graph) -> Vec<bool> {
 }
 
 /// Where values are, and for each node whether the way back makes it again.
-fn choose<'a>(graph: &'a Graph, inside: &[bool], cheap: bool) -> (Choice<'a>, Vec<bool>) {
+fn choose<'a>(graph: &'a Graph, inside: &[bool], smallest: Option<i64>) -> (Choice<'a>, Vec<bool>) {
     let edges = edges(graph);
     let users = users(graph, &edges);
-    let mut choice = Choice { graph, edges, users, places: vec![Place::Stored; graph.nodes.len()] };
+    let places = vec![Place::Stored; graph.nodes.len()];
+    let mut choice = Choice { graph, smallest: smallest.unwrap_or(i64::MAX), edges, users, places };
     let mut again = inside.to_vec();
-    if !cheap {
+    if smallest.is_none() {
         return (choice, again);
     }
     // What leaves a segment is kept, however cheap, lest one segment be made again for the next.
@@ -138,7 +141,7 @@ fn choose<'a>(graph: &'a Graph, inside: &[bool], cheap: bool) -> (Choice<'a>, Ve
 impl Choice<'_> {
     fn place(&self, id: NodeId) -> Place {
         let (graph, node) = (self.graph, self.graph.node(id));
-        let large = elements(&node.dims).is_some_and(|n| n.at(&graph.symbols.bounds()) >= ELEMENTS_MIN);
+        let large = elements(&node.dims).is_some_and(|n| n.at(&graph.symbols.bounds()) >= self.smallest);
         if !large || !is_computed(&node.op) || graph.outputs.contains(&id) {
             return Place::Stored;
         }

@@ -123,10 +123,12 @@ fn shell(graph: &Graph) -> Graph {
         nodes: Vec::new(),
         inputs: graph.inputs.clone(),
         variables: graph.variables.clone(),
+        counters: graph.counters.clone(),
         symbols: graph.symbols.clone(),
         origins: graph.origins.clone(),
         outputs: Vec::new(),
         current_origin: graph.current_origin,
+        current_part: graph.current_part,
     }
 }
 

@@ -3,7 +3,7 @@
 //! Most updates can be written where they are computed, in place. Where that would have a kernel wait for its own result
 //! (two variables that swap their values, say), the new value goes to a buffer and is copied at the end.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::fuse::Clusters;
 use super::layout::view;
@@ -47,6 +47,10 @@ pub(super) fn place_updates(clusters: &Clusters) -> Updates {
         }
     }
     let mut updates = Updates { direct: HashMap::new(), deferred: Vec::new(), after: vec![Vec::new(); count] };
+    for (before, after) in successions(clusters, &next) {
+        next[before].insert(after);
+        updates.after[after].push(before);
+    }
     for id in graph.ids() {
         let Op::Assign(variable) = graph.node(id).op else { continue };
         let value = graph.node(id).inputs[0];
@@ -73,6 +77,32 @@ pub(super) fn place_updates(clusters: &Clusters) -> Updates {
         after.dedup();
     }
     updates
+}
+
+/// Kernels of one part of the batch, and those of the next that wait for them: the last ones and the first ones of each.
+fn successions(clusters: &Clusters, next: &[HashSet<usize>]) -> Vec<(usize, usize)> {
+    let part = |at: usize| clusters.list[at].members.first().map(|m| clusters.graph.origin(*m).part);
+    let mut parts: BTreeMap<u32, [Vec<usize>; 2]> = BTreeMap::new();
+    let mut follows = vec![false; next.len()];
+    for (at, after) in next.iter().enumerate() {
+        after.iter().filter(|&&to| part(to) == part(at)).for_each(|&to| follows[to] = true);
+    }
+    for at in 0..next.len() {
+        let Some(number) = part(at) else { continue };
+        let [first, last] = parts.entry(number).or_default();
+        if !follows[at] {
+            first.push(at);
+        }
+        if next[at].iter().all(|&to| part(to) != part(at)) {
+            last.push(at);
+        }
+    }
+    let all: Vec<[Vec<usize>; 2]> = parts.into_values().collect();
+    let pairs = |w: &[[Vec<usize>; 2]]| {
+        let pair = |&before: &usize| w[1][0].iter().map(move |&after| (before, after)).collect::<Vec<_>>();
+        w[0][1].iter().flat_map(pair).collect::<Vec<_>>()
+    };
+    all.windows(2).flat_map(pairs).collect()
 }
 
 fn reaches(next: &[HashSet<usize>], from: usize, to: usize) -> bool {

@@ -9,7 +9,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
 use super::{Held, Line, Trace, resolve};
-use crate::graph::VariableInfo;
+use crate::graph::{Counter, VariableInfo};
 use crate::ops::{Emit, Op};
 use crate::params::Init;
 use crate::shape::{Shape, Symbols};
@@ -67,7 +67,7 @@ impl<'t> State<'t> {
 }
 
 pub(super) fn variable(name: Arc<str>, dtype: DType, dims: Dims, init: Init, is_param: bool) -> VariableInfo {
-    VariableInfo { name, dtype, dims, init, is_param, trained: is_param }
+    VariableInfo { name, dtype, dims, init, is_param, trained: is_param, average_of: None }
 }
 
 impl Trace {
@@ -144,7 +144,7 @@ impl Trace {
             let building = self.building.borrow();
             let of = &building.graph.variables[variable as usize];
             let layer = building.graph.origin(building.variables[variable as usize].node).layer.clone();
-            let name = Arc::from(format!("{slot}.{}", of.name));
+            let name = building.owned(&format!("{slot}.{}", of.name)).into();
             (layer, self::variable(name, of.dtype, of.dims.clone(), Init::Constant(0.0), false))
         };
         self.declare(at, &layer, info)
@@ -168,7 +168,11 @@ impl Trace {
         });
         // A value that is wrong already was reported; the next one is not a second.
         if !done.is_poisoned() {
-            self.building.borrow_mut().variables[index].assigned = Some(done.id);
+            let building = &mut *self.building.borrow_mut();
+            building.variables[index].assigned = Some(done.id);
+            if let Some(updating) = &mut building.updating {
+                updating.assigned.push(variable);
+            }
         }
     }
 
@@ -218,14 +222,35 @@ impl Trace {
         state.value()
     }
 
-    /// How many training steps were completed before this one: an i32 scalar, kept in the state "optim.step". A training
-    /// trace that asks for it counts it up, once, however many optimizers ask.
+    /// How many training steps were completed before this one: an i32 scalar, kept in the state "optim.step", which an
+    /// optimizer of a [name](crate::optim::Optimizer::named) has for itself. A training trace that asks for it counts it up,
+    /// once, however many optimizers ask.
+    ///
+    /// Programs of a session that train the same weights by the same optimizer share the count. Were it shared by programs that
+    /// do not, corrections and schedules that follow it would be wrong: compiling the second of them is an error.
     #[track_caller]
     pub fn completed_steps(&self) -> Tensor<'_> {
-        let state = self.state(STEPS, DType::I32, (), Init::Constant(0.0));
-        if self.is_training() && !self.is_assigned(state) {
+        let state = self.owned_state(STEPS, DType::I32, Init::Constant(0.0));
+        let Some(variable) = state.variable.filter(|_| self.is_training()) else { return state.value() };
+        if !self.is_assigned(state) {
             state.set(state.value() + 1);
         }
-        state.value()
+        let building = &mut *self.building.borrow_mut();
+        let counters = &mut building.graph.counters;
+        if counters.iter().all(|c| c.variable != variable) {
+            counters.push(Counter { variable, counts: Vec::new() });
+        }
+        if let Some(updating) = &mut building.updating {
+            updating.counters.push(variable);
+        }
+        let node = building.variables[variable as usize].node;
+        Tensor { trace: self, id: node }
+    }
+
+    /// A scalar state of the optimizer at work.
+    #[track_caller]
+    pub(crate) fn owned_state(&self, name: &str, dtype: DType, init: Init) -> State<'_> {
+        let name = self.building.borrow().owned(name);
+        self.state(&name, dtype, (), init)
     }
 }

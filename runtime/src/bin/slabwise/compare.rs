@@ -1,9 +1,12 @@
-//! `slabwise compare`: the same program run in planned and in dynamic mode, measured.
+//! `slabwise compare`: the same program run in planned and in dynamic mode, measured; and what each policy of the pool makes
+//! of the same allocations.
 
 use serde_json::{Value, json};
 use slabwise::feed::Feed;
+use slabwise::memory::replay::{Replay, Trace};
+use slabwise::memory::{MemoryConfig, Policy};
 use slabwise::models::Model;
-use slabwise::{Bytes, Device, Params, Program, Result, Session};
+use slabwise::{Bytes, Device, Error, Params, Program, Result, Session};
 
 use crate::output::{Times, line, table};
 
@@ -26,11 +29,14 @@ pub struct Args {
     json: bool,
 }
 
+/// Steps whose allocations are replayed: the first fills a pool, the others show what it keeps.
+const RECORDED_STEPS: usize = 3;
+
 /// What one program was measured to use.
 struct Measured {
     no_reuse: u64,
     dynamic: u64,
-    dynamic_reserved: u64,
+    policies: Vec<Replay>,
     without_in_place: u64,
     planned: u64,
     measured: u64,
@@ -85,6 +91,15 @@ fn measure(session: &mut Session, program: &Program<1>, feed: impl Feed, steps: 
     // Once before, so that neither mode is timed while its memory is new.
     item(session.run_dynamic(program, &feed))?;
     item(session.run(program, &feed))?;
+    // What the steps ask the pool for is the same under any policy, so it is written down once and replayed.
+    session.pool().record(usize::MAX);
+    for _ in 0..RECORDED_STEPS {
+        item(session.run_dynamic(program, &feed))?;
+    }
+    let trace = Trace::of_events(&session.pool().events()).map_err(Error::Internal)?;
+    session.pool().record(0);
+    let replay = |policy| trace.run(&MemoryConfig::with_policy(policy), None).map_err(|e| Error::Value(e.to_string()));
+    let policies = Policy::ALL.into_iter().map(replay).collect::<Result<_>>()?;
     for _ in 0..steps {
         dynamic.time(|| item(session.run_dynamic(program, &feed)))?;
         planned.time(|| item(session.run(program, &feed)))?;
@@ -93,7 +108,7 @@ fn measure(session: &mut Session, program: &Program<1>, feed: impl Feed, steps: 
     Ok(Measured {
         no_reuse: plan.without_reuse_bytes(),
         dynamic: pool.peak_bytes_in_use,
-        dynamic_reserved: pool.peak_pool_bytes,
+        policies,
         without_in_place: plan.without_in_place_bytes(),
         planned: plan.slab_bytes(),
         measured: session.last_run().peak_slab_bytes,
@@ -105,6 +120,11 @@ fn measure(session: &mut Session, program: &Program<1>, feed: impl Feed, steps: 
 
 impl Measured {
     fn json(&self) -> Value {
+        let policy = |r: &Replay| {
+            let (s, calls) = (r.statistics, r.driver_calls);
+            let report = json!({ "reserved_bytes": s.peak_pool_bytes, "in_use_bytes": s.peak_bytes_in_use, "driver_calls": calls, "defrags": s.defrags });
+            (r.policy.name().to_string(), report)
+        };
         json!({
             "no_reuse_bytes": self.no_reuse,
             "dynamic_bytes": self.dynamic,
@@ -112,6 +132,7 @@ impl Measured {
             "planned_bytes": self.planned,
             "measured_bytes": self.measured,
             "lower_bound_bytes": self.lower_bound,
+            "policies": self.policies.iter().map(policy).collect::<serde_json::Map<_, _>>(),
             "step_ms_dynamic": self.step_ms_dynamic,
             "step_ms_planned": self.step_ms_planned,
         })
@@ -121,21 +142,25 @@ impl Measured {
 fn rows(train: &Measured, infer: &Measured) -> Vec<Vec<String>> {
     let both = [train, infer];
     let row = |name: &str, cells: [[String; 2]; 2]| [name.to_string()].into_iter().chain(cells.into_iter().flatten()).collect();
-    let bytes = |name: &str, of: fn(&Measured) -> u64| {
+    let bytes = |name: &str, of: &dyn Fn(&Measured) -> u64| {
         let share = |m: &Measured| format!("{:.0} %", of(m) as f64 / m.planned.max(1) as f64 * 100.0);
         row(name, both.map(|m| [Bytes(of(m)).to_string(), share(m)]))
     };
     let time = |name: &str, of: fn(&Measured) -> f64| row(name, both.map(|m| [format!("{:.3} ms", of(m)), String::new()]));
-    vec![
+    let reserved = |at: usize| bytes(&format!("dynamic, reserved by {}", Policy::ALL[at]), &|m| m.policies[at].statistics.peak_pool_bytes);
+    let mut rows = vec![
         row("peak of a step", ["train", "infer"].map(|head| [head.into(), String::new()])),
-        bytes("without reuse", |m| m.no_reuse),
-        bytes("dynamic pool, in use", |m| m.dynamic),
-        bytes("dynamic pool, reserved", |m| m.dynamic_reserved),
-        bytes("planned without in-place", |m| m.without_in_place),
-        bytes("planned", |m| m.planned),
-        bytes("planned, measured", |m| m.measured),
-        bytes("lower bound", |m| m.lower_bound),
+        bytes("without reuse", &|m| m.no_reuse),
+        bytes("dynamic, in use", &|m| m.dynamic),
+    ];
+    rows.extend((0..Policy::ALL.len()).map(reserved));
+    rows.extend([
+        bytes("planned without in-place", &|m| m.without_in_place),
+        bytes("planned", &|m| m.planned),
+        bytes("planned, measured", &|m| m.measured),
+        bytes("lower bound", &|m| m.lower_bound),
         time("time, dynamic", |m| m.step_ms_dynamic),
         time("time, planned", |m| m.step_ms_planned),
-    ]
+    ]);
+    rows
 }

@@ -1,6 +1,7 @@
 //! `slabwise info`: what the machine offers and which settings were read.
 
-use slabwise::{Device, Params, Result, Session};
+use slabwise::memory::MemoryConfig;
+use slabwise::{Bytes, Device, Params, Result, Session};
 use slabwise_kernels::cpu::Isa;
 
 use crate::output::pairs;
@@ -13,12 +14,23 @@ pub fn run() -> Result<()> {
         Err(_) => format!("{} (one for each core)", session.threads()),
     };
     let levels: Vec<String> = Isa::available().iter().map(ToString::to_string).collect();
+    // A session has been opened with them: they make sense.
+    let memory = MemoryConfig::default().resolve().unwrap_or_default();
+    let from = |name: &str| if std::env::var_os(name).is_some() { format!("from {name}") } else { "the default".into() };
+    let shown = |value: Option<String>, name: &str| format!("{} ({})", value.unwrap_or_else(|| "as the device prefers".into()), from(name));
+    let policy = if std::env::var_os("SLABWISE_ALLOCATOR").is_some() { "SLABWISE_ALLOCATOR" } else { "SLABWISE_POOL" };
     let rows = [
         ("slabwise", env!("CARGO_PKG_VERSION").to_string()),
         ("device", session.device().to_string()),
         ("cpu", cpu_name()),
         ("instruction sets", format!("{} (in use: {})", levels.join(", "), Isa::detect())),
         ("threads", threads),
+        ("pool policy", shown(memory.policy.map(|p| p.to_string()), policy)),
+        ("pool preallocates", shown(memory.preallocate.map(|p| p.to_string()), "SLABWISE_PREALLOCATE")),
+        ("pool fraction", shown(memory.fraction.map(|f| f.to_string()), "SLABWISE_MEM_FRACTION")),
+        ("pool page", shown(memory.page_size.map(|b| Bytes(b).to_string()), "SLABWISE_POOL_PAGE_SIZE")),
+        ("pool round cutoff", shown(memory.round_cutoff.map(|c| format!("2^{c}")), "SLABWISE_POOL_ROUND_CUTOFF")),
+        ("pool reserve", shown(memory.reserve.map(|r| format!("{r} %")), "SLABWISE_POOL_RESERVE")),
         ("SLABWISE_THREADS", variable.unwrap_or_else(|_| "not set".into())),
     ];
     pairs(&rows)

@@ -15,6 +15,7 @@ mod output;
 mod pack;
 mod plan;
 mod remat;
+mod replay;
 
 use std::process::ExitCode;
 
@@ -42,6 +43,8 @@ enum Command {
     Order(order::Args),
     /// Find the cheapest schedule of a graph file within a memory budget, by computing buffers again or sending them to the host
     Remat(remat::Args),
+    /// Replay a trace of allocations through a pool's policies
+    Replay(replay::Args),
     /// Show versions, instruction sets, threads and the settings read
     Info,
 }
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::Pack(args) => pack::run(&args),
         Command::Order(args) => order::run(&args),
         Command::Remat(args) => remat::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Info => info::run().map(success),
     };
     match done {

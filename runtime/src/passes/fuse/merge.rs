@@ -70,7 +70,8 @@ impl Builder<'_> {
             a.members.iter().any(|m| phase(m) == Phase::Again) && b.members.iter().all(|m| phase(m) == Phase::Forward)
         };
         let in_time = !early(x, y) && !early(y, x);
-        small && in_time && !self.shares_container(&x.members, &y.members) && !self.reaches(a, b) && !self.reaches(b, a)
+        let alike = self.one_part(&x.members, &y.members) && in_time;
+        small && alike && !self.shares_container(&x.members, &y.members) && !self.reaches(a, b) && !self.reaches(b, a)
     }
 
     /// Moves all members of `b` into `a`.
@@ -84,6 +85,12 @@ impl Builder<'_> {
         for m in moved.members {
             self.places[m.at()].as_mut().expect("members are placed").cluster = a;
         }
+    }
+
+    /// Whether two kernels belong to one part of the batch, as the members of each do.
+    pub(super) fn one_part(&self, a: &[NodeId], b: &[NodeId]) -> bool {
+        let part = |members: &[NodeId]| members.first().map(|m| self.graph.origin(*m).part);
+        part(a) == part(b)
     }
 
     /// Whether parts of one concatenation or padding are among both: one kernel may write only one part of a buffer.

@@ -1,0 +1,355 @@
+//! A training loop with callbacks, for those who do not want to write their own.
+//!
+//! ```
+//! use slabwise::fit::{Better, Fit};
+//! use slabwise::nn::Linear;
+//! use slabwise::optim::Adam;
+//! use slabwise::prelude::*;
+//! use ndarray::Array2;
+//!
+//! /// Of a batch of eight.
+//! fn loss<'t>(trace: &'t Trace, layer: &Linear) -> Tensor<'t> {
+//!     let (x, y) = (trace.input("x", F32, (8, 2)), trace.input("y", F32, (8, 1)));
+//!     x.apply(layer).mse(y)
+//! }
+//!
+//! let params = Params::seeded(1);
+//! let layer = Linear::new(&params.root() / "layer", 2, 1);
+//! let mut session = Session::new(Device::auto(), params)?;
+//! let trace = Trace::training();
+//! let error = loss(&trace, &layer);
+//! trace.minimize(error, Adam::new(0.05));
+//! let train = session.compile(&trace, [error])?;
+//! let trace = Trace::inference();
+//! let judge = session.compile(&trace, [loss(&trace, &layer)])?;
+//!
+//! // y = x₀ − x₁
+//! let batch = |seed: usize| {
+//!     let x = Array2::from_shape_fn((8, 2), |(i, j)| ((seed * 16 + i * 2 + j) % 7) as f32 / 7.0);
+//!     let y = Array2::from_shape_fn((8, 1), |(i, _)| x[[i, 0]] - x[[i, 1]]);
+//!     (x, y)
+//! };
+//! let fitted = Fit::new(&train)
+//!     .epochs(50)
+//!     .validate(&judge, Better::Lower, || [batch(100)])
+//!     .patience(5)
+//!     .on_epoch(|_, epoch| {
+//!         println!("epoch {}: {:.4}, validation {:?}", epoch.number, epoch.loss, epoch.validation);
+//!         Ok(())
+//!     })
+//!     .run(&mut session, |epoch| (0..20).map(move |step| batch(epoch as usize * 20 + step)))?;
+//! assert!(fitted.best().is_some_and(|epoch| epoch.validation < Some(1e-3)));
+//! # Ok::<(), slabwise::Error>(())
+//! ```
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use crate::buffer::Output;
+use crate::error::{Error, Result};
+use crate::feed::Feed;
+use crate::program::Program;
+use crate::session::Session;
+
+/// A step that has ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Its epoch, from 1.
+    pub epoch: u32,
+    /// Its number in the epoch, from 1.
+    pub number: u64,
+    /// The program's first output.
+    pub loss: f32,
+    /// The length of the first input.
+    pub examples: usize,
+    stop: bool,
+}
+
+impl Step {
+    /// Ends training now: this epoch is cut short, but validated and saved as any other.
+    pub fn stop(&mut self) {
+        self.stop = true;
+    }
+}
+
+/// An epoch that has ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Epoch {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Steps made.
+    pub steps: u64,
+    /// The mean of the steps' losses, each counting as often as it has examples.
+    pub loss: f64,
+    /// What the validation gave, if there is one.
+    pub validation: Option<f64>,
+    /// Whether no epoch before was validated as well.
+    pub is_best: bool,
+    /// Seconds it took, validation included.
+    pub seconds: f64,
+    stop: bool,
+}
+
+impl Epoch {
+    /// Ends training after this epoch.
+    pub fn stop(&mut self) {
+        self.stop = true;
+    }
+}
+
+/// Which of two validations is the better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// The lower, as of a loss.
+    Lower,
+    /// The higher, as of an accuracy.
+    Higher,
+}
+
+impl Better {
+    /// Whether `new` is better than `old`. What is no number is never better.
+    fn holds(self, new: f64, old: f64) -> bool {
+        match self {
+            _ if old.is_nan() => !new.is_nan(),
+            Better::Lower => new < old,
+            Better::Higher => new > old,
+        }
+    }
+}
+
+/// Why training ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// All epochs were made.
+    Epochs,
+    /// A callback stopped it.
+    Stopped,
+    /// The validation had not become better for as many epochs as there was patience for.
+    Patience,
+}
+
+/// What training came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fitted {
+    /// Every epoch, in order.
+    pub epochs: Vec<Epoch>,
+    /// Why it ended.
+    pub end: End,
+}
+
+impl Fitted {
+    /// The epoch with the best validation, if there was one.
+    pub fn best(&self) -> Option<&Epoch> {
+        self.epochs.iter().rev().find(|epoch| epoch.is_best)
+    }
+}
+
+type Callback<'a, Event> = Box<dyn FnMut(&mut Session, &mut Event) -> Result<()> + 'a>;
+type Judge<'a> = Box<dyn FnMut(&mut Session) -> Result<f64> + 'a>;
+
+/// A training loop to be: which program, for how long, and what happens on the way. See [the module](crate::fit).
+pub struct Fit<'a, const N: usize> {
+    program: &'a Program<N>,
+    first: u32,
+    epochs: u32,
+    on_step: Vec<Callback<'a, Step>>,
+    on_epoch: Vec<Callback<'a, Epoch>>,
+    validation: Option<(Better, Judge<'a>)>,
+    patience: Option<u32>,
+    latest: Option<PathBuf>,
+    best: Option<PathBuf>,
+}
+
+impl<'a, const N: usize> Fit<'a, N> {
+    /// One epoch of a training program, whose first output is the loss.
+    pub fn new(program: &'a Program<N>) -> Self {
+        Fit {
+            program,
+            first: 1,
+            epochs: 1,
+            on_step: Vec::new(),
+            on_epoch: Vec::new(),
+            validation: None,
+            patience: None,
+            latest: None,
+            best: None,
+        }
+    }
+
+    /// Up to the epoch of this number; epochs count from 1.
+    pub fn epochs(mut self, epochs: u32) -> Self {
+        self.epochs = epochs;
+        self
+    }
+
+    /// Begins with the epoch of this number: for one who has [loaded](Session::load) what was saved after the one before.
+    pub fn from_epoch(mut self, first: u32) -> Self {
+        self.first = first.max(1);
+        self
+    }
+
+    /// Calls this after every step.
+    pub fn on_step(mut self, call: impl FnMut(&mut Session, &mut Step) -> Result<()> + 'a) -> Self {
+        self.on_step.push(Box::new(call));
+        self
+    }
+
+    /// Calls this after every epoch, when it was validated and saved.
+    pub fn on_epoch(mut self, call: impl FnMut(&mut Session, &mut Epoch) -> Result<()> + 'a) -> Self {
+        self.on_epoch.push(Box::new(call));
+        self
+    }
+
+    /// Judges every epoch by the [mean](Session::mean) of a program's first output over these batches.
+    pub fn validate<const M: usize, B>(self, program: &'a Program<M>, better: Better, mut batches: impl FnMut() -> B + 'a) -> Self
+    where
+        B: IntoIterator,
+        B::Item: Feed,
+    {
+        self.validate_by(better, move |session| session.mean(program, batches()))
+    }
+
+    /// Judges every epoch by what this gives.
+    pub fn validate_by(mut self, better: Better, judge: impl FnMut(&mut Session) -> Result<f64> + 'a) -> Self {
+        self.validation = Some((better, Box::new(judge)));
+        self
+    }
+
+    /// Ends training when so many epochs in a row were not better than the best before them.
+    pub fn patience(mut self, epochs: u32) -> Self {
+        self.patience = Some(epochs);
+        self
+    }
+
+    /// Saves weights and state to this file after every epoch.
+    pub fn checkpoint(mut self, path: impl Into<PathBuf>) -> Self {
+        self.latest = Some(path.into());
+        self
+    }
+
+    /// Saves weights and state to this file after every epoch that is the best so far.
+    pub fn checkpoint_best(mut self, path: impl Into<PathBuf>) -> Self {
+        self.best = Some(path.into());
+        self
+    }
+
+    /// Trains on the batches that `data` gives for the number of each epoch.
+    ///
+    /// # Errors
+    /// What a step, a callback, the validation or saving fails with; a loss that is no finite number, with its step; an epoch
+    /// without batches; patience, or a checkpoint of the best, without a validation.
+    pub fn run<B>(mut self, session: &mut Session, mut data: impl FnMut(u32) -> B) -> Result<Fitted>
+    where
+        B: IntoIterator,
+        B::Item: Feed,
+    {
+        if self.validation.is_none() && (self.patience.is_some() || self.best.is_some()) {
+            return Err(Error::Value("fit: which epoch is the best is told by a validation, and none is given".into()));
+        }
+        let mut fitted = Fitted { epochs: Vec::new(), end: End::Epochs };
+        let mut best: Option<(u32, f64)> = None;
+        for number in self.first..=self.epochs {
+            let started = Instant::now();
+            let mut epoch = self.train(session, number, data(number))?;
+            if let Some((better, judge)) = &mut self.validation {
+                let value = judge(session)?;
+                epoch.validation = Some(value);
+                epoch.is_best = best.is_none_or(|(_, old)| better.holds(value, old));
+                best = if epoch.is_best { Some((number, value)) } else { best };
+            }
+            let best_path = self.best.as_ref().filter(|_| epoch.is_best);
+            for path in self.latest.iter().chain(best_path) {
+                session.save(path)?;
+            }
+            epoch.seconds = started.elapsed().as_secs_f64();
+            for call in &mut self.on_epoch {
+                call(session, &mut epoch)?;
+            }
+            let stopped = epoch.stop;
+            fitted.epochs.push(epoch);
+            let waited = best.map_or(0, |(at, _)| number - at);
+            if stopped || self.patience.is_some_and(|patience| waited > 0 && waited >= patience) {
+                fitted.end = if stopped { End::Stopped } else { End::Patience };
+                break;
+            }
+        }
+        Ok(fitted)
+    }
+
+    /// The steps of one epoch.
+    fn train<B>(&mut self, session: &mut Session, epoch: u32, batches: B) -> Result<Epoch>
+    where
+        B: IntoIterator,
+        B::Item: Feed,
+    {
+        let mut mean = Mean::default();
+        let (mut steps, mut stop) = (0, false);
+        for batch in batches {
+            let examples = self.program.inner.examples(&batch)?;
+            let loss = first(session.run(self.program, &batch)?)?;
+            steps += 1;
+            if !loss.is_finite() {
+                return Err(Error::Value(format!(
+                    "fit: the loss of step {steps} in epoch {epoch} is {loss}; a smaller learning rate, or clipping gradients by their norm, would help"
+                )));
+            }
+            mean.add(loss, examples);
+            let mut step = Step { epoch, number: steps, loss, examples, stop: false };
+            for call in &mut self.on_step {
+                call(session, &mut step)?;
+            }
+            if step.stop {
+                stop = true;
+                break;
+            }
+        }
+        let loss = mean.value().ok_or_else(|| Error::Value(format!("fit: epoch {epoch} has no batches")))?;
+        Ok(Epoch { number: epoch, steps, loss, validation: None, is_best: false, seconds: 0.0, stop })
+    }
+}
+
+/// The number that a run's first output is.
+fn first<const N: usize>(outputs: [Output<'_>; N]) -> Result<f32> {
+    outputs.first().map_or_else(|| Err(Error::Value("a program without outputs has none to take the mean of".into())), Output::scalar)
+}
+
+/// A mean in which each value counts as often as it has examples.
+#[derive(Default)]
+struct Mean {
+    sum: f64,
+    examples: f64,
+    values: u64,
+}
+
+impl Mean {
+    fn add(&mut self, value: f32, examples: usize) {
+        self.sum += f64::from(value) * examples as f64;
+        self.examples += examples as f64;
+        self.values += 1;
+    }
+
+    /// `None` if there was nothing.
+    fn value(&self) -> Option<f64> {
+        (self.values > 0).then(|| self.sum / self.examples)
+    }
+}
+
+impl Session {
+    /// Runs a program on every batch and gives the mean of its first output, an f32 scalar that is itself a mean over the batch:
+    /// each batch counts as often as its first input is long.
+    ///
+    /// # Errors
+    /// What [`Session::run`] fails with; an output that is no f32 scalar; no batches.
+    pub fn mean<const N: usize, B>(&mut self, program: &Program<N>, batches: B) -> Result<f64>
+    where
+        B: IntoIterator,
+        B::Item: Feed,
+    {
+        let mut mean = Mean::default();
+        for batch in batches {
+            let examples = program.inner.examples(&batch)?;
+            mean.add(first(self.run(program, &batch)?)?, examples);
+        }
+        mean.value().ok_or_else(|| Error::Value(format!("\"{}\" was given no batches to take the mean of", program.plan().name())))
+    }
+}

@@ -1,0 +1,220 @@
+//! Moving blocks so that free memory comes together.
+//!
+//! *Window eviction* first: of all stretches of addresses that are long enough for the request, the one with the fewest
+//! bytes in use whose blocks fit into holes elsewhere is emptied. If there is none, everything *slides down* until a hole is
+//! long enough. Pinned blocks stay where they are, and so does everything that is just being mapped.
+//!
+//! What is done here is done to the table; the copies follow, in the order of the list, while nobody may use the pool.
+
+use std::collections::BTreeMap;
+
+use slabwise_kernels::memory::Region;
+
+use super::block::{Block, NONE, State, Table};
+use super::policy::chain::Chain;
+use super::source::Stream;
+use super::streams::Streams;
+
+/// Windows that are tried, those with the fewest bytes in use first.
+const WINDOWS: usize = 64;
+
+/// Bytes to copy. The regions may overlap; then `to` lies lower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Move {
+    /// Whose: a block, or a page of them.
+    pub row: u32,
+    pub from: Region,
+    pub to: Region,
+    pub stream: Stream,
+}
+
+/// What a chain's memory looks like to somebody who wants to empty a part of it.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    row: u32,
+    bytes: u64,
+    /// Bytes that would have to be moved.
+    live: u64,
+}
+
+/// The pool's parts that moving touches.
+pub(crate) struct Ground<'a> {
+    pub table: &'a mut Table,
+    pub chain: &'a mut Chain,
+    pub streams: &'a mut Streams,
+}
+
+impl Ground<'_> {
+    /// The first rows of all arenas, in their order.
+    fn heads(&self) -> Vec<u32> {
+        let is_head = |b: &Block| b.before == NONE && b.state != State::Unused;
+        // Inside a page, rows know their page; a page's own row knows the first inside, which knows it back.
+        let outside = |b: &Block| b.page == NONE || b.state == State::Page;
+        let mut heads: Vec<(u32, u32)> = self.table.iter().filter(|(_, b)| is_head(b) && outside(b)).map(|(i, b)| (b.arena, i)).collect();
+        heads.sort_unstable();
+        heads.into_iter().map(|(_, row)| row).collect()
+    }
+
+    /// The pieces of an arena, and where it is cut by what cannot be moved: runs of pieces.
+    fn runs(&self, stream: Stream) -> Vec<Vec<Piece>> {
+        let mut runs = vec![Vec::new()];
+        for head in self.heads() {
+            let mut at = head;
+            while at != NONE {
+                let block = &self.table[at];
+                let free = block.state == State::Free && self.streams.may_use(stream, block);
+                let moves = matches!(block.state, State::Live | State::Page) && block.pins == 0;
+                if free || moves {
+                    let live = if free { 0 } else { block.bytes };
+                    if let Some(run) = runs.last_mut() {
+                        run.push(Piece { row: at, bytes: block.bytes, live });
+                    }
+                } else {
+                    runs.push(Vec::new());
+                }
+                at = block.after;
+            }
+            runs.push(Vec::new());
+        }
+        runs
+    }
+
+    /// Empties the cheapest window of at least so many bytes, moving no more than `most`.
+    pub fn evict(&mut self, bytes: u64, stream: Stream, most: u64) -> Option<Vec<Move>> {
+        let runs = self.runs(stream);
+        let mut windows: Vec<(u64, usize, usize, usize)> = Vec::new();
+        for (at, run) in runs.iter().enumerate() {
+            let (mut end, mut sum, mut live) = (0, 0u64, 0u64);
+            for start in 0..run.len() {
+                while sum < bytes && end < run.len() {
+                    (sum, live, end) = (sum + run[end].bytes, live + run[end].live, end + 1);
+                }
+                if sum < bytes {
+                    break;
+                }
+                if live <= most {
+                    windows.push((live, at, start, end));
+                }
+                (sum, live) = (sum - run[start].bytes, live - run[start].live);
+            }
+        }
+        windows.sort_unstable();
+        let free: Vec<(u64, u32)> = runs.iter().flatten().filter(|p| p.live == 0).map(|p| (p.bytes, p.row)).collect();
+        windows.into_iter().take(WINDOWS).find_map(|(_, at, start, end)| self.empty(&runs[at][start..end], &free, stream))
+    }
+
+    /// Moves the blocks of a window into free blocks outside of it, if they all fit; the largest first, each into the smallest.
+    fn empty(&mut self, window: &[Piece], free: &[(u64, u32)], stream: Stream) -> Option<Vec<Move>> {
+        let mut blocks: Vec<Piece> = window.iter().copied().filter(|p| p.live > 0).collect();
+        blocks.sort_by_key(|p| (std::cmp::Reverse(p.bytes), p.row));
+        let alike = blocks.iter().all(|p| self.table[p.row].stream == stream);
+        let mut holes: BTreeMap<(u64, u32), u64> = free
+            .iter()
+            .filter(|(_, row)| window.iter().all(|p| p.row != *row))
+            .filter(|(_, row)| self.streams.is_done(&self.table[*row]) || (alike && self.table[*row].stream == stream))
+            .map(|&(bytes, row)| ((bytes, row), 0))
+            .collect();
+        // On paper first: which hole each block goes to.
+        let mut chosen = Vec::with_capacity(blocks.len());
+        for block in &blocks {
+            let (&(bytes, hole), &used) = holes.range((block.bytes, 0)..).next()?;
+            holes.remove(&(bytes, hole));
+            if bytes > block.bytes {
+                holes.insert((bytes - block.bytes, hole), used + block.bytes);
+            }
+            chosen.push((hole, used));
+        }
+        // A hole is filled from its start in the order in which it was chosen, so what is left of it is the row behind.
+        let mut rest_of: BTreeMap<u32, u32> = BTreeMap::new();
+        let mut moves = Vec::with_capacity(blocks.len());
+        let mut left = Vec::with_capacity(blocks.len());
+        for (block, (hole, _)) in blocks.iter().zip(chosen) {
+            let place = rest_of.get(&hole).copied().unwrap_or(hole);
+            self.chain.claim(self.table, place, block.bytes);
+            rest_of.insert(hole, self.table[place].after);
+            let from = self.table[block.row].region();
+            self.table.exchange(block.row, place);
+            self.rebase(block.row);
+            let owner = self.table[block.row].stream;
+            moves.push(Move { row: block.row, from, to: self.table[block.row].region(), stream: owner });
+            left.push((place, owner));
+        }
+        for (row, owner) in left {
+            (self.table[row].stream, self.table[row].sequence) = (owner, self.streams.submit(owner));
+            self.chain.give(self.table, self.streams, row);
+        }
+        Some(moves)
+    }
+
+    /// The blocks inside a page move with it.
+    fn rebase(&mut self, row: u32) {
+        let page = self.table[row];
+        if page.state != State::Page {
+            return;
+        }
+        let (mut at, mut offset) = (page.page, page.offset);
+        while at != NONE {
+            let inside = &mut self.table[at];
+            (inside.arena, inside.offset) = (page.arena, offset);
+            offset += inside.bytes;
+            at = inside.after;
+        }
+    }
+
+    /// How many bytes [`Ground::compact`] would move at most.
+    pub fn movable_bytes(&self) -> u64 {
+        let moves = |b: &Block| matches!(b.state, State::Live | State::Page) && b.pins == 0;
+        self.table.iter().filter(|(_, b)| moves(b) && (b.page == NONE || b.state == State::Page)).map(|(_, b)| b.bytes).sum()
+    }
+
+    /// Slides blocks down, arena by arena, until a free block has so many bytes. Copies are all for one stream.
+    pub fn compact(&mut self, bytes: u64, stream: Stream) -> Vec<Move> {
+        let mut moves = Vec::new();
+        for head in self.heads() {
+            let mut at = head;
+            while at != NONE {
+                let block = self.table[at];
+                if block.state != State::Free || !self.streams.may_use(stream, &block) {
+                    at = block.after;
+                    continue;
+                }
+                if block.bytes >= bytes {
+                    return moves;
+                }
+                let after = block.after;
+                if after == NONE {
+                    break;
+                }
+                let next = self.table[after];
+                if next.state == State::Free && self.streams.may_use(stream, &next) {
+                    self.chain.unlist(self.table, at);
+                    self.chain.unlist(self.table, after);
+                    self.table.join(at);
+                    (self.table[at].stream, self.table[at].sequence) = (stream, self.streams.submitted(stream));
+                    self.chain.list(self.table, at);
+                } else if matches!(next.state, State::Live | State::Page) && next.pins == 0 {
+                    self.chain.unlist(self.table, at);
+                    self.table.slide_down(after);
+                    self.rebase(after);
+                    moves.push(Move { row: after, from: next.region(), to: self.table[after].region(), stream });
+                    (self.table[at].stream, self.table[at].sequence) = (stream, self.streams.submit(stream));
+                    self.chain.list(self.table, at);
+                } else {
+                    at = after;
+                }
+            }
+        }
+        moves
+    }
+}
+
+/// Calls `copy` for pieces of a move that do not overlap.
+pub(crate) fn in_pieces(Move { from, to, .. }: Move, mut copy: impl FnMut(Region, Region)) {
+    let step = if from.overlaps(&to) { from.offset.abs_diff(to.offset) } else { from.bytes };
+    let mut at = 0;
+    while at < from.bytes {
+        let bytes = step.min(from.bytes - at);
+        copy(from.part(at, bytes), to.part(at, bytes));
+        at += bytes;
+    }
+}

@@ -1,0 +1,88 @@
+//! What a pool holds and did, in the formats that others' viewers open: PyTorch's memory snapshot, pprof's heap profile,
+//! the Chrome and Perfetto trace. The blocks are those of now; events are those that [`Pool::record`] kept.
+
+mod perfetto;
+mod pprof;
+mod snapshot;
+
+use std::collections::BTreeMap;
+
+use slabwise_kernels::memory::Region;
+
+use super::block::{Block, State};
+use super::journal::Event;
+use super::pool::Pool;
+use super::source::Stream;
+use super::tags::Tag;
+
+pub use perfetto::trace_events_json;
+pub use pprof::heap_profile;
+pub use snapshot::{ExportError, snapshot_json, snapshot_pickle};
+
+/// A stretch of memory that was taken from the driver, and its blocks by address.
+struct Segment {
+    region: Region,
+    stream: Stream,
+    blocks: Vec<Piece>,
+}
+
+/// A block in use, or a free one.
+struct Piece {
+    region: Region,
+    /// Bytes asked for; `None` of a free block.
+    requested: Option<u64>,
+    tag: Tag,
+}
+
+/// The pool's memory, without the addresses behind which there is none.
+fn segments(pool: &Pool) -> Vec<Segment> {
+    let mut segments: Vec<Segment> = Vec::new();
+    pool.inspect(|block: &Block, tag: &Tag| {
+        let requested = match block.state {
+            State::Live => Some(block.requested),
+            State::Free => None,
+            _ => return,
+        };
+        let region = block.region();
+        let piece = Piece { region, requested, tag: tag.clone() };
+        match segments.last_mut() {
+            Some(s) if s.region.arena == region.arena && s.region.offset + s.region.bytes == region.offset => {
+                s.region.bytes += region.bytes;
+                s.blocks.push(piece);
+            }
+            _ => segments.push(Segment { region, stream: block.stream, blocks: vec![piece] }),
+        }
+    });
+    segments
+}
+
+/// One space of addresses for all arenas, as viewers want it: each arena behind the one before.
+struct Addresses {
+    starts: BTreeMap<u32, u64>,
+}
+
+impl Addresses {
+    fn new(segments: &[Segment], events: &[Event]) -> Addresses {
+        const START: u64 = 1 << 32;
+        const ALIGN: u64 = 2 << 20;
+        let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
+        for region in segments.iter().map(|s| s.region).chain(events.iter().map(|e| e.region)) {
+            let end = ends.entry(region.arena).or_default();
+            *end = (*end).max(region.offset.saturating_add(region.bytes));
+        }
+        let mut at = START;
+        let mut place = |bytes: u64| {
+            let start = at;
+            at = at.saturating_add(bytes.max(1)).checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX);
+            start
+        };
+        Addresses { starts: ends.into_iter().map(|(arena, bytes)| (arena, place(bytes))).collect() }
+    }
+
+    fn of(&self, region: Region) -> u64 {
+        self.starts.get(&region.arena).copied().unwrap_or(0).saturating_add(region.offset)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,435 @@
+//! What is tried for a request, one rung after the other, until there is memory or a reason why not.
+//!
+//! The ladder is a state machine without input or output: it looks at the table under the pool's lock and says which call of
+//! the driver is needed next; the pool makes the call without the lock and tells what came of it. So no lock is ever held
+//! across a driver call, and every path can be tested without a driver.
+
+use slabwise_kernels::memory::Region;
+
+use super::block::Block;
+use super::config::Policy;
+use super::defrag::Move;
+use super::heap::{Engine, Heap};
+use super::journal::Action;
+use super::policy::chain::{Effort, Return};
+use super::source::{MemoryInfo, Range, Refused, Stream};
+
+/// A request for memory on its way up the ladder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub bytes: u64,
+    pub rounded: u64,
+    pub stream: Stream,
+    pub tag: u32,
+    pub rung: Rung,
+    /// Whether memory at hand did not suffice.
+    pub missed: bool,
+    /// What the driver last said is free; only asked where a reserve is kept.
+    pub info: Option<MemoryInfo>,
+    /// How often memory was asked for; others may have taken it.
+    pub grown: u32,
+    /// How often the driver refused on this rung.
+    pub refused: u32,
+    /// The block, where each request has one of its own from the driver.
+    pub got: Option<u32>,
+    /// There is new memory: it is looked for before the ladder is climbed any further.
+    pub look: bool,
+}
+
+/// What is tried next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Rung {
+    Search,
+    /// Blocks of other streams that are done by now.
+    Poll,
+    SearchPolled,
+    /// Caches of the program drop what they hold.
+    Callbacks,
+    SearchAll,
+    /// Move a few bytes rather than take many more.
+    EvictEarly,
+    SearchEvicted,
+    Grow,
+    /// What nobody uses goes back to the driver, so that there is room to grow.
+    Trim,
+    GrowTrimmed,
+    /// Wait for all streams; then search again, and grow again.
+    Synchronize,
+    SearchSynchronized,
+    TrimSynchronized,
+    GrowSynchronized,
+    /// Move a few blocks, or pages.
+    Evict,
+    /// Move all blocks.
+    Compact,
+    SearchMoved,
+    Fail,
+}
+
+/// A call of the driver that the ladder needs.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Call {
+    Info,
+    Range {
+        bytes: u64,
+    },
+    Reserve {
+        bytes: u64,
+        stream: Stream,
+        ordered: bool,
+    },
+    Map {
+        row: u32,
+        pages: Region,
+    },
+    Return {
+        all: Vec<Return>,
+        ordered: bool,
+    },
+    Poll(Vec<Stream>),
+    Synchronize(Vec<(Stream, u64)>),
+    Callbacks,
+    /// Copies in this order, between waiting for one list of streams and waiting for another.
+    Copy {
+        before: Vec<(Stream, u64)>,
+        moves: Vec<Move>,
+        after: Vec<(Stream, u64)>,
+    },
+    /// Memory moves from rows with it to a row without.
+    Remap {
+        from: Vec<(u32, Region)>,
+        to: (u32, Region),
+    },
+}
+
+/// What came of a call.
+#[derive(Clone, Debug)]
+pub(crate) enum Outcome {
+    /// And whether the source is taken whole unless somebody says otherwise.
+    Info(MemoryInfo, bool),
+    Range(Option<Range>),
+    Reserved(Result<u32, Refused>),
+    Mapped(Result<(), Refused>),
+    Done,
+    Progress(Vec<(Stream, u64)>),
+    Moved {
+        ns: u64,
+    },
+}
+
+/// Where a request stands.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// This row is the block.
+    Served(u32),
+    Call(Call),
+    /// Blocks are being moved for somebody else, or the pool's first memory is being got: come back after that.
+    Wait,
+    Failed,
+}
+
+/// How often memory may be got for one request: others may be faster to take it, but not for ever.
+const GROWN_MOST: u32 = 64;
+
+impl Heap {
+    /// Takes a request as far as it goes without a call of the driver.
+    pub fn advance(&mut self, r: &mut Request) -> Next {
+        if self.moving || self.opening {
+            return Next::Wait;
+        }
+        if let Some(call) = self.begin() {
+            self.opening = true;
+            return Next::Call(call);
+        }
+        loop {
+            let effort = match r.rung {
+                _ if std::mem::take(&mut r.look) => Some(Effort::Last),
+                Rung::Search | Rung::SearchPolled => Some(Effort::Quick),
+                Rung::SearchAll | Rung::SearchEvicted | Rung::GrowTrimmed => Some(Effort::Thorough),
+                Rung::SearchSynchronized | Rung::SearchMoved => Some(Effort::Last),
+                _ => None,
+            };
+            if let Some(row) = effort.and_then(|effort| self.search(r, effort)) {
+                return Next::Served(row);
+            }
+            let (next, call) = self.climb(r);
+            if r.rung == Rung::Fail {
+                return Next::Failed;
+            }
+            if r.rung != next {
+                (r.rung, r.refused) = (next, 0);
+            }
+            if let Some(call) = call {
+                return Next::Call(call);
+            }
+        }
+    }
+
+    /// One rung: the next one, and the call that this one needs.
+    fn climb(&mut self, r: &mut Request) -> (Rung, Option<Call>) {
+        match r.rung {
+            Rung::Search => {
+                if !r.missed {
+                    r.missed = true;
+                    self.statistics.cache_misses += 1;
+                }
+                (Rung::Poll, None)
+            }
+            Rung::Poll => {
+                let behind = self.streams.behind();
+                let streams: Vec<Stream> = behind.into_iter().map(|(stream, _)| stream).collect();
+                if streams.is_empty() { (Rung::Callbacks, None) } else { (Rung::SearchPolled, Some(Call::Poll(streams))) }
+            }
+            Rung::SearchPolled => (Rung::Callbacks, None),
+            Rung::Callbacks => (Rung::SearchAll, self.has_callbacks.then_some(Call::Callbacks)),
+            Rung::SearchAll => (Rung::EvictEarly, None),
+            Rung::EvictEarly => {
+                // As much memory as is asked for lies about, if only in pieces: bytes that are moved once are cheaper than
+                // as many that are kept from then on.
+                let free = self.statistics.pool_bytes.saturating_sub(self.statistics.bytes_in_use);
+                let early = matches!(self.settings.policy, Policy::Tlsf | Policy::Vmm) && free >= r.rounded;
+                let call = if early { self.evict(r, r.rounded) } else { None };
+                if call.is_some() { (Rung::SearchEvicted, call) } else { (Rung::Grow, None) }
+            }
+            Rung::SearchEvicted => (Rung::Grow, None),
+            Rung::Grow => match self.keep_reserve(r) {
+                Some(call) => (Rung::Grow, Some(call)),
+                None => self.grow_or(r, Rung::Trim),
+            },
+            Rung::Trim => (Rung::GrowTrimmed, self.trim_for_room()),
+            Rung::GrowTrimmed => self.grow_or(r, Rung::Synchronize),
+            Rung::Synchronize => {
+                let behind = self.streams.behind();
+                self.statistics.retries += 1;
+                (Rung::SearchSynchronized, (!behind.is_empty()).then_some(Call::Synchronize(behind)))
+            }
+            Rung::SearchSynchronized => (Rung::TrimSynchronized, None),
+            Rung::TrimSynchronized => (Rung::GrowSynchronized, self.trim_for_room()),
+            Rung::GrowSynchronized => self.grow_or(r, Rung::Evict),
+            Rung::Evict => match self.evict(r, u64::MAX) {
+                Some(call) => (Rung::SearchMoved, Some(call)),
+                None => (Rung::Compact, None),
+            },
+            Rung::Compact => (Rung::SearchMoved, self.compact(r)),
+            Rung::SearchMoved | Rung::Fail => (Rung::Fail, None),
+        }
+    }
+
+    /// A call for more memory, after which this rung is climbed again; or the rung after it.
+    fn grow_or(&mut self, r: &mut Request, next: Rung) -> (Rung, Option<Call>) {
+        // Where arenas are larger than the request, a refused one is asked for again in the least size.
+        let patience = match &self.engine {
+            Engine::Chain(chain) if chain.range.is_none() => 1,
+            _ => 0,
+        };
+        if r.grown >= GROWN_MOST || r.refused > patience {
+            return (next, None);
+        }
+        match self.growth(r) {
+            Some(call) => (r.rung, Some(call)),
+            None => (next, None),
+        }
+    }
+
+    /// What the source must be asked once, and what is taken at the first use.
+    fn begin(&mut self) -> Option<Call> {
+        let Some(capacity) = self.capacity else { return Some(Call::Info) };
+        let Engine::Chain(chain) = &self.engine else { return None };
+        if std::mem::take(&mut self.preallocates) {
+            self.reserving += capacity.limit;
+            return Some(Call::Reserve { bytes: capacity.limit, stream: Stream(0), ordered: false });
+        }
+        let ask = chain.range.is_none() && !self.range_refused && self.statistics.pool_bytes == 0;
+        ask.then_some(Call::Range { bytes: capacity.limit })
+    }
+
+    fn search(&mut self, r: &mut Request, effort: Effort) -> Option<u32> {
+        let Heap { table, streams, engine, .. } = self;
+        match engine {
+            Engine::Chain(chain) => chain.take(table, streams, r.rounded, r.stream, effort),
+            Engine::Buckets(buckets) => buckets.take(table, streams, r.rounded, r.stream),
+            Engine::Direct => r.got.take(),
+        }
+    }
+
+    /// Bytes that the pool may still take.
+    fn room(&self) -> u64 {
+        let limit = self.capacity.map_or(0, |c| c.limit);
+        limit.saturating_sub(self.statistics.pool_bytes).saturating_sub(self.reserving)
+    }
+
+    /// The call that gets memory for a request, if there is room for it.
+    fn growth(&mut self, r: &mut Request) -> Option<Call> {
+        let room = self.room();
+        let Heap { table, streams, engine, settings, .. } = self;
+        let call = match engine {
+            Engine::Chain(chain) if chain.range.is_some() => {
+                let (hole, new) = chain.place_to_grow(table, streams, r.rounded, r.stream).filter(|(_, new)| *new <= room)?;
+                let row = chain.open(table, hole, new);
+                Call::Map { row, pages: table[row].region() }
+            }
+            Engine::Chain(chain) => {
+                // A failed call is tried again with what is needed at least.
+                let wanted = if r.refused == 0 { chain.segment(r.rounded) } else { r.rounded };
+                let bytes = if wanted <= room { wanted } else { r.rounded };
+                Call::Reserve { bytes, stream: r.stream, ordered: false }
+            }
+            Engine::Buckets(_) => Call::Reserve { bytes: r.rounded, stream: r.stream, ordered: false },
+            Engine::Direct => Call::Reserve { bytes: r.rounded, stream: r.stream, ordered: settings.policy == Policy::Async },
+        };
+        let bytes = match &call {
+            Call::Map { pages, .. } => pages.bytes,
+            Call::Reserve { bytes, .. } => *bytes,
+            _ => 0,
+        };
+        if bytes > room {
+            return None;
+        }
+        r.grown += 1;
+        self.reserving += bytes;
+        Some(call)
+    }
+
+    /// `naive` and `round` leave a part of the device free: before they take more, they ask what is free, and give back what
+    /// nobody uses if it is too little.
+    fn keep_reserve(&mut self, r: &mut Request) -> Option<Call> {
+        let Engine::Buckets(_) = &self.engine else { return None };
+        let Some(info) = r.info else { return Some(Call::Info) };
+        let reserve = (u128::from(info.total) * u128::from(self.settings.reserve) / 100) as u64;
+        if info.free.saturating_sub(r.rounded) >= reserve && info.free >= r.rounded {
+            return None;
+        }
+        // Once is enough: what cannot go back will not the second time.
+        r.info = Some(MemoryInfo { free: u64::MAX, ..info });
+        self.trim(|_| true)
+    }
+
+    /// Gives back what nobody uses. The addresses of a range are no scarcer for what is mapped, so it keeps its memory.
+    fn trim_for_room(&mut self) -> Option<Call> {
+        let in_range = matches!(&self.engine, Engine::Chain(chain) if chain.range.is_some());
+        if in_range {
+            return None;
+        }
+        let call = self.trim(|_| true);
+        self.statistics.retries += u64::from(call.is_some());
+        call
+    }
+
+    /// The call that gives back free memory that no stream uses and that `may_go`.
+    pub fn trim(&mut self, may_go: impl Fn(&Block) -> bool) -> Option<Call> {
+        let Heap { table, streams, engine, .. } = self;
+        let may_go = |b: &Block| streams.is_done(b) && may_go(b);
+        let all = match engine {
+            Engine::Chain(chain) => chain.trim(table, may_go),
+            Engine::Buckets(buckets) => buckets.trim(table, may_go),
+            Engine::Direct => Vec::new(),
+        };
+        (!all.is_empty()).then_some(Call::Return { all, ordered: false })
+    }
+
+    /// Takes note of what came of a call.
+    pub fn conclude(&mut self, r: Option<&mut Request>, call: Call, outcome: Outcome) {
+        match (call, outcome) {
+            (Call::Info, Outcome::Info(info, preallocates)) => {
+                if self.capacity.is_none() {
+                    self.opening = false;
+                    self.set_capacity(info, preallocates);
+                } else if let Some(r) = r {
+                    r.info = Some(info);
+                }
+            }
+            (Call::Range { bytes }, Outcome::Range(range)) => {
+                self.opening = false;
+                match (&mut self.engine, range) {
+                    (Engine::Chain(chain), Some(range)) => {
+                        let factor = if range.pages_move { 8 } else { 1 };
+                        let bytes = bytes.saturating_mul(factor).min(1 << 62).max(bytes).div_ceil(range.page).saturating_mul(range.page);
+                        chain.add_range(&mut self.table, range, bytes);
+                    }
+                    _ => self.range_refused = true,
+                }
+            }
+            (Call::Reserve { bytes, stream, .. }, Outcome::Reserved(reserved)) => {
+                // Others' requests wait while the pool opens, so a call for memory that ends then is the one it opens with.
+                self.opening = false;
+                self.reserving -= bytes;
+                let got = reserved.ok().map(|arena| {
+                    self.took(Region { arena, offset: 0, bytes });
+                    self.add_arena(arena, bytes, stream)
+                });
+                if let Some(r) = r {
+                    match got {
+                        Some(got) => (r.got, r.look) = (got, true),
+                        None => r.refused += 1,
+                    }
+                }
+            }
+            (Call::Map { row, pages }, Outcome::Mapped(mapped)) => {
+                self.reserving -= pages.bytes;
+                let taken = mapped.is_ok();
+                if taken {
+                    self.took(pages);
+                }
+                // New memory is first of all the requester's.
+                let stream = r.as_ref().map_or(Stream(0), |r| r.stream);
+                if let Some(r) = r {
+                    (r.look, r.refused) = (taken, r.refused + u32::from(!taken));
+                }
+                let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return };
+                if taken { chain.mapped(table, streams, row, stream) } else { chain.unmapped(table, row) }
+            }
+            (Call::Return { all, .. }, _) => {
+                for one in all {
+                    if let (Return::Unmap { row, .. }, Engine::Chain(chain)) = (one, &mut self.engine) {
+                        chain.unmapped(&mut self.table, row);
+                    }
+                    self.statistics.pool_bytes -= one.bytes();
+                    self.statistics.driver_frees += 1;
+                    self.note_segment(Action::SegmentFree, one.region());
+                }
+            }
+            (Call::Poll(_), Outcome::Progress(progress)) => self.progress(&progress),
+            (Call::Synchronize(all), _) => self.progress(&all),
+            (Call::Copy { before, after, .. }, Outcome::Moved { ns }) => {
+                self.moving = false;
+                self.statistics.defrag_ns += ns;
+                self.progress(&before);
+                self.progress(&after);
+                if let Engine::Chain(chain) = &mut self.engine {
+                    chain.join_all(&mut self.table, &self.streams);
+                }
+            }
+            (Call::Remap { from, to }, Outcome::Moved { ns }) => {
+                self.moving = false;
+                self.statistics.defrag_ns += ns;
+                from.iter().for_each(|(_, pages)| self.note_segment(Action::SegmentFree, *pages));
+                self.note_segment(Action::SegmentAlloc, to.1);
+                let stream = r.map_or(Stream(0), |r| r.stream);
+                let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return };
+                from.iter().for_each(|(row, _)| chain.unmapped(table, *row));
+                chain.mapped(table, streams, to.0, stream);
+            }
+            _ => {}
+        }
+    }
+
+    /// Counts memory that the driver gave.
+    fn took(&mut self, region: Region) {
+        let s = &mut self.statistics;
+        s.driver_allocs += 1;
+        s.pool_bytes += region.bytes;
+        s.peak_pool_bytes = s.peak_pool_bytes.max(s.pool_bytes);
+        self.note_segment(Action::SegmentAlloc, region);
+    }
+
+    /// What a driver says about its streams.
+    fn progress(&mut self, all: &[(Stream, u64)]) {
+        let mut news = false;
+        for &(stream, sequence) in all {
+            news |= self.streams.complete(stream, sequence);
+        }
+        if news && let Engine::Chain(chain) = &mut self.engine {
+            chain.join_all(&mut self.table, &self.streams);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Where a pool's bytes come from: the little that it needs of a driver.
+//!
+//! A source hands out *arenas*, addressed by number and offset, never by pointer. Those of a shared device take `&self`
+//! inside and implement [`Source`] for a reference, as files implement `Read`; the host's memory is owned and implements it
+//! itself. A pool calls a source only while it holds no lock.
+
+use std::fmt;
+use std::time::Duration;
+
+use slabwise_kernels::memory::{Memory, Region};
+
+/// A queue of work of a device. Work of one stream is done in order; streams know nothing of each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Stream(pub u16);
+
+/// What a device has, in bytes, as its driver says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Bytes nobody uses.
+    pub free: u64,
+    /// All of its bytes.
+    pub total: u64,
+}
+
+/// A driver that did not give what it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the driver has no {bytes} bytes to give")]
+pub struct Refused {
+    /// Bytes asked for.
+    pub bytes: u64,
+}
+
+/// An address range behind which memory is mapped page by page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Which arena.
+    pub arena: u32,
+    /// Bytes that are mapped and unmapped together; a power of two.
+    pub page: u64,
+    /// Whether pages can be taken out of the range again, and moved within it. The host maps pages when they are touched and
+    /// takes none back.
+    pub pages_move: bool,
+}
+
+/// A device's memory, as a driver offers it. Each method but `now` and `preallocates` is a call of the driver.
+pub trait Source {
+    /// Free and total bytes.
+    fn info(&mut self) -> MemoryInfo;
+
+    /// A new arena.
+    ///
+    /// # Errors
+    /// If there is not so much memory.
+    fn reserve(&mut self, bytes: u64) -> Result<u32, Refused>;
+
+    /// Gives an arena back, ranges too.
+    fn release(&mut self, arena: u32);
+
+    /// Addresses without memory. `None`: this source has no such thing.
+    fn range(&mut self, bytes: u64) -> Option<Range>;
+
+    /// Puts memory behind whole pages of a range.
+    ///
+    /// # Errors
+    /// If there is not so much memory; nothing is mapped then.
+    fn map(&mut self, pages: Region) -> Result<(), Refused>;
+
+    /// Takes the memory behind whole pages of a range away. Only asked of a range whose pages move.
+    fn unmap(&mut self, pages: Region);
+
+    /// Maps the memory behind `from` at `to`, whose pages have none, and leaves `from` without. Only asked of a range whose
+    /// pages move. What they hold may be lost.
+    fn remap(&mut self, from: Region, to: Region);
+
+    /// Copies bytes between two regions that share none, after all work that the stream was given before.
+    fn copy(&mut self, stream: Stream, from: Region, to: Region);
+
+    /// How much of a stream's work is done: every piece of work up to this number. See [`Pool::submit`](super::Pool::submit).
+    fn completed(&mut self, stream: Stream) -> u64;
+
+    /// Waits until a stream's work is done up to this number.
+    fn synchronize(&mut self, stream: Stream, sequence: u64);
+
+    /// A new arena from the driver's own pool of a stream. What the stream released before may be handed out again at once.
+    ///
+    /// # Errors
+    /// If there is not so much memory.
+    fn reserve_ordered(&mut self, stream: Stream, bytes: u64) -> Result<u32, Refused> {
+        let _ = stream;
+        self.reserve(bytes)
+    }
+
+    /// Gives an arena back to the driver's pool once the stream has come so far.
+    fn release_ordered(&mut self, stream: Stream, arena: u32) {
+        let _ = stream;
+        self.release(arena);
+    }
+
+    /// The time since some moment in the past.
+    fn now(&mut self) -> Duration;
+
+    /// Whether a pool takes its bytes at the first use unless told otherwise: on devices that are shared with others it is
+    /// better to know at once, on the host it would only be rude.
+    fn preallocates(&self) -> bool;
+}
+
+/// The host's memory. All work on it is done when it has been called for, so streams are always completed.
+impl Source for Memory {
+    fn info(&mut self) -> MemoryInfo {
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let field = |name: &str| {
+            let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+        };
+        // Where the system does not tell, the bound is what addresses can name.
+        let unknown = isize::MAX as u64;
+        MemoryInfo { free: field("MemAvailable").unwrap_or(unknown), total: field("MemTotal").unwrap_or(unknown) }
+    }
+
+    fn reserve(&mut self, bytes: u64) -> Result<u32, Refused> {
+        Memory::reserve(self, bytes).map(|region| region.arena).map_err(|e| Refused { bytes: e.bytes })
+    }
+
+    fn release(&mut self, arena: u32) {
+        Memory::release(self, arena);
+    }
+
+    fn range(&mut self, bytes: u64) -> Option<Range> {
+        let region = Memory::reserve(self, bytes).ok()?;
+        Some(Range { arena: region.arena, page: slabwise_kernels::memory::ARENA_ALIGN, pages_move: false })
+    }
+
+    fn map(&mut self, _pages: Region) -> Result<(), Refused> {
+        // The system does it at the first touch.
+        Ok(())
+    }
+
+    fn unmap(&mut self, _pages: Region) {}
+
+    fn remap(&mut self, _from: Region, _to: Region) {}
+
+    fn copy(&mut self, _stream: Stream, from: Region, to: Region) {
+        Memory::copy(self, &from, &to);
+    }
+
+    fn completed(&mut self, _stream: Stream) -> u64 {
+        u64::MAX
+    }
+
+    fn synchronize(&mut self, _stream: Stream, _sequence: u64) {}
+
+    fn now(&mut self) -> Duration {
+        static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+        START.get_or_init(std::time::Instant::now).elapsed()
+    }
+
+    fn preallocates(&self) -> bool {
+        false
+    }
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {}", self.0)
+    }
+}

@@ -1,0 +1,30 @@
+//! Optimizers with states of their own.
+
+use super::{Optimizer, Weight};
+use crate::trace::Trace;
+
+/// An optimizer whose states bear its name; see [`Optimizer::named`].
+#[derive(Clone, Debug)]
+pub struct Named<O> {
+    inner: O,
+    name: String,
+}
+
+impl<O> Named<O> {
+    pub(super) fn new(inner: O, name: &str) -> Self {
+        Named { inner, name: name.into() }
+    }
+}
+
+impl<O: Optimizer> Optimizer for Named<O> {
+    fn check(&self) -> Result<(), String> {
+        if self.name.is_empty() {
+            return Err("an optimizer's name is not empty".into());
+        }
+        self.inner.check()
+    }
+
+    fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
+        trace.owned_by(&self.name, || self.inner.update(trace, weights));
+    }
+}

@@ -1,0 +1,243 @@
+//! Learning: what of a model changes, by which gradients, from one batch or from several parts of it.
+
+use std::collections::BTreeMap;
+use std::panic::Location;
+use std::sync::Arc;
+
+use super::{Building, Held, Line, Trace};
+use crate::graph::{Graph, Origin, Phase, VariableInfo};
+use crate::ops::{Emit, NodeId};
+use crate::optim::{Optimizer, Weight};
+use crate::tensor::Tensor;
+
+/// An update being written down.
+#[derive(Default)]
+pub(super) struct Updating {
+    /// The variables it has set so far.
+    pub assigned: Vec<u32>,
+    /// The step counters it has read.
+    pub counters: Vec<u32>,
+}
+
+/// A rule by which weights stay as they are, and where the user gave it.
+pub(super) struct Frozen {
+    at: Line,
+    chosen: Box<dyn Fn(&VariableInfo) -> bool>,
+}
+
+impl Building {
+    /// The name of an optimizer's state.
+    pub(super) fn owned(&self, name: &str) -> String {
+        self.owner.as_ref().map_or_else(|| name.to_string(), |owner| format!("{owner}.{name}"))
+    }
+
+    /// The weights of the trace that learn, with their nodes.
+    fn learning(&self) -> Vec<(u32, NodeId)> {
+        let learns = |info: &VariableInfo| info.trained && !self.frozen.iter().any(|f| (f.chosen)(info));
+        let all = (0..).zip(self.graph.variables.iter().zip(&self.variables));
+        all.filter(|(_, (info, _))| learns(info)).map(|(v, (_, held))| (v, held.node)).collect()
+    }
+
+    /// Reports rules that choose nothing: most likely a name is misspelt.
+    fn check_frozen(&mut self) {
+        let trained = || self.graph.variables.iter().filter(|info| info.trained);
+        let idle: Vec<Line> = self.frozen.iter().filter(|f| !trained().any(|info| (f.chosen)(info))).map(|f| f.at).collect();
+        let known = names(trained());
+        for at in idle {
+            self.mistake(at, "", format!("freeze: none of the parameters of this trace is chosen; they are {known}"));
+        }
+    }
+}
+
+/// The first names of several variables.
+pub(crate) fn names<'a>(infos: impl Iterator<Item = &'a VariableInfo>) -> String {
+    let all: Vec<&str> = infos.map(|info| &*info.name).collect();
+    let shown = all.iter().take(8).map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
+    if all.len() > 8 { format!("{shown} and {} more", all.len() - 8) } else { shown }
+}
+
+impl Trace {
+    /// Keeps the parameters that `chosen` holds for as they are: [`Trace::minimize`] neither changes them nor makes gradients
+    /// or optimizer state for them. Say it before `minimize`. Running statistics of a frozen layer go on running.
+    ///
+    /// A rule that chooses none of the trace's parameters is a mistake.
+    #[track_caller]
+    pub fn freeze(&self, chosen: impl Fn(&VariableInfo) -> bool + 'static) {
+        let at = Location::caller();
+        let building = &mut *self.building.borrow_mut();
+        if building.variables.iter().any(|held| held.assigned.is_some_and(|a| building.graph.origin(a).phase == Phase::Update)) {
+            return building.mistake(at, "", "freeze: the weights are updated already; freeze them before minimize".into());
+        }
+        building.frozen.push(Frozen { at, chosen: Box::new(chosen) });
+    }
+
+    /// Makes every step change the parameters that `loss` depends on, so that it becomes smaller. The loss is an f32 scalar.
+    #[track_caller]
+    pub fn minimize<'t>(&'t self, loss: Tensor<'t>, optimizer: impl Optimizer) {
+        let at = Location::caller();
+        if !self.may_learn(at, &optimizer) {
+            return;
+        }
+        let loss = self.scalar_loss(at, "minimize", loss);
+        if loss.is_poisoned() {
+            return;
+        }
+        let gradients = self.building.borrow_mut().gradients(loss.id);
+        self.update(at, gradients, &optimizer);
+    }
+
+    /// [`Trace::minimize`] of the mean of `parts` losses, whose gradients are added up one after the other (gradient
+    /// accumulation over micro-batches): the activations of one part are gone before those of the next begin, so that a step
+    /// needs the memory of a part and one gradient for each weight. `loss` gives the loss of the part of a number from 0; the
+    /// result is their mean. For parts of equal size that is the loss of the whole batch and, but for rounding, its step; batch
+    /// norms take the statistics of each part.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # use slabwise::{nn::Linear, optim::Sgd};
+    /// # let params = Params::seeded(0);
+    /// # let layer = Linear::new(&params.root() / "layer", 8, 3);
+    /// let trace = Trace::training();
+    /// let x = trace.input("x", F32, (64, 8)).split(0, 4);
+    /// let labels = trace.input("labels", I32, (64,)).split(0, 4);
+    /// let loss = trace.minimize_in_parts(4, Sgd::new(0.1), |i| x[i].apply(&layer).cross_entropy(labels[i]));
+    /// # Session::new(Device::Cpu, params)?.compile(&trace, [loss])?;
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn minimize_in_parts<'t>(
+        &'t self,
+        parts: usize,
+        optimizer: impl Optimizer,
+        mut loss: impl FnMut(usize) -> Tensor<'t>,
+    ) -> Tensor<'t> {
+        let at = Location::caller();
+        if parts == 0 {
+            return self.fail(at, "", "minimize_in_parts: a batch of 0 parts has no loss".into());
+        }
+        if !self.may_learn(at, &optimizer) {
+            return self.poisoned();
+        }
+        let share = 1.0 / parts as f32;
+        let mut sums: BTreeMap<u32, NodeId> = BTreeMap::new();
+        let mut total: Option<Tensor<'t>> = None;
+        for part in 0..parts {
+            self.building.borrow_mut().graph.current_part += 1;
+            let loss = self.scalar_loss(at, "minimize_in_parts", loss(part));
+            // Scaled before it is differentiated, so that the sums are gradients of the mean.
+            let loss = self.on_behalf(at, || loss * share);
+            if loss.is_poisoned() {
+                return loss;
+            }
+            total = Some(total.map_or(loss, |total| self.on_behalf(at, || total + loss)));
+            let building = &mut *self.building.borrow_mut();
+            for (variable, gradient) in building.gradients(loss.id) {
+                let sum = sums.get(&variable).map_or(gradient, |&sum| building.sum(at, variable, sum, gradient));
+                sums.insert(variable, sum);
+            }
+        }
+        self.building.borrow_mut().graph.current_part += 1;
+        self.update(at, sums.into_iter().collect(), &optimizer);
+        total.unwrap_or(self.poisoned())
+    }
+
+    /// Whether this trace can learn by the optimizer; if not, that is recorded.
+    fn may_learn(&self, at: Line, optimizer: &impl Optimizer) -> bool {
+        let fault = match optimizer.check() {
+            Err(why) => Some(why),
+            Ok(()) if !self.training => Some("this trace is for inference; a model learns in Trace::training()".into()),
+            Ok(()) if self.averaged => Some("this trace reads averaged weights, which follow those that learn".into()),
+            Ok(()) => None,
+        };
+        if let Some(why) = &fault {
+            self.fail(at, "", format!("minimize: {why}"));
+        }
+        fault.is_none()
+    }
+
+    /// Has the optimizer update the weights of these gradients.
+    fn update(&self, at: Line, gradients: Vec<(u32, NodeId)>, optimizer: &impl Optimizer) {
+        let weights: Vec<Weight<'_>> = {
+            let building = &mut *self.building.borrow_mut();
+            building.check_frozen();
+            if gradients.is_empty() {
+                let frozen = if building.frozen.is_empty() { "" } else { " that is not frozen" };
+                return building.mistake(at, "", format!("minimize: the loss has no gradient with respect to any parameter{frozen}"));
+            }
+            let twice: Vec<Arc<str>> = gradients
+                .iter()
+                .filter(|(v, _)| building.variables[*v as usize].assigned.is_some())
+                .map(|(v, _)| building.graph.variables[*v as usize].name.clone())
+                .collect();
+            for name in &twice {
+                building.mistake(at, "", format!("minimize: parameter \"{name}\" is updated a second time"));
+            }
+            if !twice.is_empty() {
+                return;
+            }
+            building.updating = Some(Updating::default());
+            let tensor = |id| Tensor { trace: self, id };
+            let weight = |(v, gradient)| Weight::new(v, tensor(building.variables[v as usize].node), tensor(gradient));
+            gradients.into_iter().map(weight).collect()
+        };
+        self.on_behalf(at, || optimizer.update(self, &weights));
+        let building = &mut *self.building.borrow_mut();
+        let Some(Updating { assigned, counters }) = building.updating.take() else { return };
+        let Graph { counters: known, variables, .. } = &mut building.graph;
+        for counter in known.iter_mut().filter(|c| counters.contains(&c.variable)) {
+            // An average does not depend on the count.
+            let counted = |&&v: &&u32| v != counter.variable && variables[v as usize].average_of.is_none();
+            let counted: Vec<u32> = assigned.iter().filter(counted).copied().collect();
+            counter.counts.extend(counted);
+        }
+    }
+
+    /// What is wrong with an update, at the line that asks for it.
+    #[track_caller]
+    pub(crate) fn fail_update(&self, message: String) {
+        self.fail(Location::caller(), "", format!("minimize: {message}"));
+    }
+
+    /// What a variable is.
+    pub(crate) fn info(&self, variable: u32) -> VariableInfo {
+        self.building.borrow().graph.variables[variable as usize].clone()
+    }
+
+    /// Writes states down as those of an optimizer of this name.
+    pub(crate) fn owned_by(&self, owner: &str, work: impl FnOnce()) {
+        let before = self.building.borrow_mut().owner.replace(Arc::from(owner));
+        work();
+        self.building.borrow_mut().owner = before;
+    }
+
+    /// Keeps an average of what a variable is after each step: average ← decay·average + (1 − decay)·variable.
+    #[track_caller]
+    pub(crate) fn keep_average(&self, variable: u32, decay: f32) {
+        let at = Location::caller();
+        let layer = {
+            let building = self.building.borrow();
+            building.graph.origin(building.variables[variable as usize].node).layer.clone()
+        };
+        let average = self.declare(at, &layer, self.info(variable).average());
+        average.set(average.value() * decay + self.last_value(variable) * (1.0 - decay));
+    }
+}
+
+impl Building {
+    /// The gradients of a loss with respect to the weights that learn and that it depends on.
+    fn gradients(&mut self, loss: NodeId) -> Vec<(u32, NodeId)> {
+        let learning = self.learning();
+        let nodes: Vec<NodeId> = learning.iter().map(|(_, node)| *node).collect();
+        let found = crate::passes::autodiff::gradients(&mut self.graph, loss, &nodes);
+        learning.into_iter().zip(found).filter_map(|((v, _), gradient)| Some((v, gradient?))).collect()
+    }
+
+    /// The sum of two gradients of a variable.
+    fn sum(&mut self, at: Line, variable: u32, a: NodeId, b: NodeId) -> NodeId {
+        let Held { node, .. } = self.variables[variable as usize];
+        let layer = self.graph.origin(node).layer.clone();
+        let location = self.user_line(at);
+        self.graph.set_origin(Origin { location, layer, phase: Phase::Backward, segment: 0, part: self.graph.current_part });
+        self.graph.add(a, b)
+    }
+}

@@ -1,0 +1,165 @@
+//! The training loop: its means, callbacks, validation, patience and checkpoints.
+
+use std::cell::RefCell;
+
+use ndarray::{Array1, Array2, arr0};
+use slabwise::fit::{Better, End, Fit};
+use slabwise::optim::{Schedule, Sgd};
+use slabwise::prelude::*;
+
+/// One weight w; the loss of a batch x is the mean of (w − x)², whose gradient is 2·(w − mean x).
+struct One {
+    session: Session,
+    train: Program<1>,
+    judge: Program<1>,
+}
+
+fn one(rate: f64) -> One {
+    let params = Params::seeded(1);
+    let w = params.root().param("w", (), Init::Constant(0.0));
+    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
+    let loss = |trace| (Trace::input(trace, "x", F32, (Dim::bounded("batch", 8),)) - Trace::param(trace, &w)).square().mean();
+    let trace = Trace::training();
+    let error = loss(&trace);
+    trace.minimize(error, Sgd::new(Schedule::manual(rate)));
+    let train = session.compile(&trace, [error]).expect("it compiles");
+    let trace = Trace::inference();
+    let judge = session.compile(&trace, [loss(&trace)]).expect("it compiles");
+    One { session, train, judge }
+}
+
+fn weight(session: &Session) -> f32 {
+    session.value("w").expect("it is there").sum()
+}
+
+/// Batches of these lengths, all of one number.
+fn batches(lengths: &[usize], value: f32) -> Vec<(Array1<f32>,)> {
+    lengths.iter().map(|&n| (Array1::from_elem(n, value),)).collect()
+}
+
+#[test]
+fn epochs_steps_and_means() {
+    let One { mut session, train, judge } = one(0.25);
+    let (mut w, mut expected) = (0.0f64, Vec::new());
+    for _ in 0..3 {
+        let (mut sum, mut n) = (0.0, 0.0);
+        for length in [8, 3] {
+            sum += length as f64 * (w - 1.0) * (w - 1.0);
+            n += length as f64;
+            w -= 0.5 * (w - 1.0);
+        }
+        expected.push((sum / n, (w - 1.0) * (w - 1.0)));
+    }
+    let seen = RefCell::new(Vec::new());
+    let fitted = Fit::new(&train)
+        .epochs(3)
+        .validate(&judge, Better::Lower, || batches(&[2, 2], 1.0))
+        .on_step(|_, step| {
+            seen.borrow_mut().push((step.epoch, step.number, step.examples));
+            Ok(())
+        })
+        .run(&mut session, |_| batches(&[8, 3], 1.0))
+        .expect("it learns");
+    assert_eq!(seen.into_inner(), [(1, 1, 8), (1, 2, 3), (2, 1, 8), (2, 2, 3), (3, 1, 8), (3, 2, 3)]);
+    assert_eq!((fitted.end, fitted.epochs.len()), (End::Epochs, 3));
+    for (epoch, (loss, judged)) in fitted.epochs.iter().zip(expected) {
+        assert!((epoch.loss - loss).abs() < 1e-6 && epoch.is_best && epoch.steps == 2);
+        assert!((epoch.validation.expect("it was judged") - judged).abs() < 1e-6);
+    }
+    assert_eq!(fitted.best().map(|e| e.number), Some(3));
+    assert!((f64::from(weight(&session)) - w).abs() < 1e-6);
+}
+
+#[test]
+fn callbacks_reach_the_session_and_stop_the_loop() {
+    let One { mut session, train, .. } = one(0.25);
+    let fitted = Fit::new(&train)
+        .epochs(10)
+        .on_epoch(|session, epoch| {
+            // From the second epoch on nothing is learnt.
+            session.set_value("optim.lr", &arr0(0.0))?;
+            if epoch.number == 4 {
+                epoch.stop();
+            }
+            Ok(())
+        })
+        .run(&mut session, |_| batches(&[8], 2.0))
+        .expect("it learns");
+    assert_eq!((fitted.end, fitted.epochs.len(), weight(&session)), (End::Stopped, 4, 1.0));
+    assert!(fitted.best().is_none());
+
+    let fitted = Fit::new(&train)
+        .epochs(10)
+        .from_epoch(3)
+        .on_step(|_, step| {
+            if (step.epoch, step.number) == (4, 2) {
+                step.stop();
+            }
+            Ok(())
+        })
+        .run(&mut session, |_| batches(&[1, 1, 1], 2.0))
+        .expect("it runs");
+    let made: Vec<(u32, u64)> = fitted.epochs.iter().map(|e| (e.number, e.steps)).collect();
+    assert_eq!((fitted.end, made), (End::Stopped, vec![(3, 3), (4, 2)]));
+
+    let failed = Fit::new(&train).on_step(|_, _| Err(slabwise::Error::Value("enough".into()))).run(&mut session, |_| batches(&[1], 2.0));
+    assert_eq!(failed.expect_err("it fails").to_string(), "enough");
+}
+
+#[test]
+fn patience_ends_and_the_best_is_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (best, last) = (folder.path().join("best.safetensors"), folder.path().join("last.safetensors"));
+    for (better, values) in [(Better::Lower, [3.0, f64::NAN, 2.0, 2.0, 2.5, 1.0]), (Better::Higher, [0.1, f64::NAN, 0.5, 0.5, 0.4, 0.9])] {
+        let One { mut session, train, .. } = one(0.25);
+        let mut judged = values.into_iter();
+        let weights = RefCell::new(Vec::new());
+        let fitted = Fit::new(&train)
+            .epochs(6)
+            .validate_by(better, |_| Ok(judged.next().unwrap_or(f64::NAN)))
+            .patience(2)
+            .checkpoint(&last)
+            .checkpoint_best(&best)
+            .on_epoch(|session, _| {
+                weights.borrow_mut().push(weight(session));
+                Ok(())
+            })
+            .run(&mut session, |_| batches(&[4], 1.0))
+            .expect("it learns");
+        // The sixth, the best of all, is not waited for.
+        assert_eq!((fitted.end, fitted.epochs.len(), fitted.best().map(|e| e.number)), (End::Patience, 5, Some(3)));
+        let weights = weights.into_inner();
+        for (path, at) in [(&best, 2), (&last, 4)] {
+            session.load(path).expect("it was saved");
+            assert_eq!(weight(&session), weights[at]);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_fitted_is_an_error() {
+    let One { mut session, train, judge } = one(0.25);
+    let said = |result: Result<slabwise::fit::Fitted>| result.expect_err("a mistake").to_string();
+    let none = "fit: which epoch is the best is told by a validation, and none is given";
+    assert_eq!(said(Fit::new(&train).patience(3).run(&mut session, |_| batches(&[1], 1.0))), none);
+    assert_eq!(said(Fit::new(&train).run(&mut session, |_| batches(&[], 1.0))), "fit: epoch 1 has no batches");
+    let nothing = Fit::new(&train).validate(&judge, Better::Lower, Vec::<(Array1<f32>,)>::new);
+    assert_eq!(said(nothing.run(&mut session, |_| batches(&[1], 1.0))), "\"infer\" was given no batches to take the mean of");
+    assert!(said(Fit::new(&train).run(&mut session, |_| [(Array2::<f32>::zeros((2, 2)),)])).contains("input \"x\""));
+    // A rate beyond reason; the error comes before a checkpoint is overwritten.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("last.safetensors");
+    let One { mut session, train, .. } = one(1e20);
+    let wild = said(Fit::new(&train).checkpoint(&path).run(&mut session, |_| batches(&[4; 6], 1.0)));
+    assert!(
+        wild.starts_with("fit: the loss of step 2 in epoch 1 is inf") || wild.starts_with("fit: the loss of step 3 in epoch 1 is"),
+        "{wild}"
+    );
+    assert!(!path.exists());
+    // An output that is no scalar has no mean.
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (4,));
+    let wide = session.compile(&trace, [x * 2.0]).expect("it compiles");
+    let text = session.mean(&wide, batches(&[4], 1.0)).expect_err("no scalar").to_string();
+    assert_eq!(text, "the first output is f32 [4], not an f32 scalar");
+}
