@@ -3,7 +3,7 @@
 use ndarray::{Array1, Array2, ArrayD, IxDyn};
 use slabwise::Error;
 use slabwise::models::{Model, OptimizerKind};
-use slabwise::nn::Linear;
+use slabwise::nn::{BatchNorm1d, Linear};
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
 
@@ -32,12 +32,51 @@ fn behind<'t>(seed: Option<usize>, layer: usize, before: Tensor<'t>, x: Tensor<'
 fn train(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3], seed: Option<usize>) -> Result<Trained> {
     let params = Params::seeded(5);
     let layers: Vec<Linear> = (0..layers).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    learn(budget, params, [batch, steps], |trace, x, labels| {
+        let logits = layers.iter().enumerate().fold(x, |x, (i, layer)| behind(seed, i, x, x.apply(layer)));
+        let loss = logits.cross_entropy(labels);
+        trace.minimize(loss, Adam::new(1e-2));
+        loss
+    })
+}
+
+/// Layers with an activation and a mask each.
+fn masked<'t>(x: Tensor<'t>, layers: &[Linear]) -> Tensor<'t> {
+    layers.iter().fold(x, |x, dense| x.apply(dense).tanh().dropout(0.2))
+}
+
+/// Trains in parts of a batch, with a norm at first, one checkpointed segment, and a state that parts read and change.
+fn train_in_parts(budget: impl Into<Budget>, [batch, parts, steps]: [usize; 3]) -> Result<Trained> {
+    let params = Params::seeded(5);
+    let norm = BatchNorm1d::new(&params.root() / "norm", WIDTH);
+    let layers: Vec<Linear> = (0..12).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    learn(budget, params, [batch, steps], |trace, x, labels| {
+        let (x, labels) = (x.split(0, parts), labels.split(0, parts));
+        let scale = trace.state("scale", F32, (), Init::Constant(1.0));
+        trace.minimize_in_parts(parts, Adam::new(1e-2), |part| {
+            let mut h = x[part].apply(&norm) * scale.value();
+            for (i, pair) in layers.chunks(2).enumerate() {
+                h = if i == 2 { h.checkpoint(|h| masked(h, pair)) } else { masked(h, pair) };
+            }
+            if part == 0 {
+                scale.set(scale.value() * 1.5);
+            }
+            h.cross_entropy(labels[part])
+        })
+    })
+}
+
+/// Trains by what `model` says of the inputs and labels of a trace.
+fn learn(
+    budget: impl Into<Budget>,
+    params: Params,
+    [batch, steps]: [usize; 2],
+    model: impl for<'t> Fn(&'t Trace, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
+) -> Result<Trained> {
     let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_budget(budget);
     let trace = Trace::training();
     let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
-    let logits = layers.iter().enumerate().fold(x, |x, (i, layer)| behind(seed, i, x, x.apply(layer)));
-    let loss = logits.cross_entropy(labels);
-    trace.minimize(loss, Adam::new(1e-2));
+    let loss = model(&trace, x, labels);
     let program = session.compile(&trace, [loss])?;
     let x = Array2::from_shape_fn((batch, WIDTH), |(i, j)| ((i * 37 + j * 11) % 23) as f32 / 23.0);
     let labels = Array1::from_shape_fn(batch, |i| (i % WIDTH) as i32);
@@ -64,6 +103,33 @@ fn half_of_the_slab_trains_to_the_same_weights() {
     // The same budget in bytes.
     let bytes = Bytes(half.session.persistent_bytes() + once / 2);
     assert_eq!(train(bytes.into(), 0).program.plan().slab_bytes(), plan.slab_bytes());
+}
+
+/// What one part computes again may not take the state that the next has, nor what a checkpointed segment already dropped.
+#[test]
+fn parts_of_a_batch_and_checkpoints_train_to_the_same_bits_within_a_budget() {
+    let sizes = [4096, 2, 3];
+    let all = train_in_parts(Budget::Unlimited, sizes).expect("it compiles");
+    let once = all.program.plan().slab_bytes();
+    assert!(all.losses[0] != all.losses[2]);
+    let (mut kept, mut runs) = (0, 0);
+    for percent in [90, 80, 70, 60] {
+        let within = match train_in_parts(Budget::Fraction(percent as f64 / 100.0), sizes) {
+            Ok(within) => within,
+            Err(Error::Budget { budget, needed, floor, .. }) => {
+                assert!(budget < needed && floor <= needed, "{budget} {floor} {needed}");
+                continue;
+            }
+            Err(other) => panic!("{other}"),
+        };
+        let plan = within.program.plan();
+        assert!(plan.slab_bytes() <= once * percent / 100, "{plan}");
+        assert_eq!(within.losses, all.losses, "within {percent} %");
+        assert!(within.weights == all.weights, "within {percent} %: weights or state differ");
+        kept += 1;
+        runs += plan.again().tasks.len();
+    }
+    assert!(kept >= 1 && runs >= 1, "{runs} kernels again in {kept} programs");
 }
 
 #[test]

@@ -111,7 +111,7 @@ impl Within {
 }
 
 /// How often the search begins anew, for more or fewer live bytes.
-const TARGETS: usize = 6;
+const TARGETS: usize = 10;
 
 /// Plans a dag so that the slab is no larger than `budget`, running [`Task::repeatable`] tasks again where the plan `once`, in
 /// which nothing does, is larger: the plan that costs least of those found, or the smallest if none keeps the budget.
