@@ -45,9 +45,10 @@ pub struct Run {
     /// Continue from a file that --save wrote, as if there had been no interruption
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// The most bytes that weights, optimizer state and slab may take, such as 24MiB
+    /// The most bytes that weights, optimizer state and slab may take, such as 24MiB, or a part of the slab that computing
+    /// nothing twice needs, such as 50%
     #[arg(long)]
-    budget: Option<Bytes>,
+    budget: Option<Budget>,
     /// Write the plan of the training step as a picture (SVG)
     #[arg(long, value_name = "FILE")]
     plan_svg: Option<PathBuf>,

@@ -19,8 +19,10 @@ use crate::plan::Plan;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
+mod repeats;
 mod violation;
 
+pub use repeats::{RepeatViolation, check_repeats};
 pub use violation::Violation;
 
 /// A value that [`check()`] accepted; nothing else can make one.

@@ -82,7 +82,7 @@ impl Kind {
     }
 }
 
-/// One unit of work: it runs once, whole, alone.
+/// One unit of work: it runs whole and alone, and once unless a plan with repeats says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     /// Shown in reports and errors.
@@ -97,12 +97,15 @@ pub struct Task {
     pub workspace: u64,
     /// Time it takes, in any unit: compared with the costs of other tasks only.
     pub cost: u64,
+    /// May run more than once: it makes what it writes from what it reads, and changes nothing else.
+    pub repeatable: bool,
 }
 
 impl Task {
-    /// A task without workspace, cost or further order.
+    /// A task without workspace, cost or further order, that runs once.
     pub fn new(name: impl Into<String>, reads: &[BufferId], writes: &[BufferId]) -> Self {
-        Task { name: name.into(), reads: reads.to_vec(), writes: writes.to_vec(), after: Vec::new(), workspace: 0, cost: 0 }
+        let (name, reads, writes) = (name.into(), reads.to_vec(), writes.to_vec());
+        Task { name, reads, writes, after: Vec::new(), workspace: 0, cost: 0, repeatable: false }
     }
 }
 

@@ -95,6 +95,11 @@ impl Random {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
 
+    /// In `0.0..1.0`.
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
     /// A cut through a stretch: inside it, not too close to its ends where it is long enough.
     fn cut(&mut self, from: u64, to: u64) -> Option<u64> {
         let length = to - from;

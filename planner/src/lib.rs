@@ -33,12 +33,16 @@ mod order;
 pub mod pack;
 mod plan;
 mod relations;
+pub mod remat;
+pub mod remat_graph;
+mod repeat;
 pub mod report;
 mod reuse;
 
 pub use bytes::{Bytes, BytesError};
-pub use check::{Checked, Violation, check};
+pub use check::{Checked, RepeatViolation, Violation, check, check_repeats};
 pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Task, TaskId};
 pub use liveness::Lifetime;
-pub use order::{OrderPolicy, Schedule};
+pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};
 pub use plan::{Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place};
+pub use repeat::{Repeated, Within, plan_within};

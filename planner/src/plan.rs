@@ -2,7 +2,7 @@
 
 use crate::dag::{ALIGN, BufferId, Dag, DagError, MayReuse, TaskId};
 use crate::liveness::{Lifetime, lifetimes};
-use crate::order::{self, OrderPolicy, Schedule};
+use crate::order::{self, OrderPolicy, Schedule, Sizes};
 use crate::pack::{Item, Limits, Method, Packing, Problem, ProblemError};
 use crate::reuse::{Appetite, Chains, choose};
 
@@ -70,7 +70,7 @@ pub struct Plan {
 pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
     dag.verify()?;
     let mut candidates = Vec::new();
-    for (schedule, order) in order::candidates(dag, options.order) {
+    for (schedule, order) in order::candidates(dag, options.order, options.in_place && options.reuse, Sizes::Occupied) {
         let lives = lifetimes(dag, &order);
         for reused in reuse_choices(dag, options, &order, &lives) {
             let layout = Layout::new(dag, &order, &lives, &reused);

@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use slabwise_kernels::cpu::Isa;
-use slabwise_planner::Options;
+use slabwise_planner::{Bytes, Dag, Options, plan_within};
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
 use crate::passes::{Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, fuse, legalise, lower, remake, schedule, simplify};
-use crate::plan::{Persistent, Plan};
+use crate::plan::{Again, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
 use crate::shape::elements;
@@ -35,6 +35,8 @@ pub(crate) struct Laid {
     pub scheduled: Scheduled,
     pub plan: Plan,
     pub guard: u64,
+    /// What the budget leaves for the slab, if there is one.
+    pub room: Option<u64>,
 }
 
 /// Every stage up to a checked plan. Nothing is allocated but the plan itself.
@@ -53,22 +55,39 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     log::debug!("{name}: graph\n{graph}{name}: kernels\n{clusters}");
     let tasks = lower(&clusters).map_err(internal)?;
     let guard = if options.check_memory { GUARD } else { 0 };
-    let scheduled = schedule(&graph, tasks, &session.config(), guard).map_err(internal)?;
-    let offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
+    let mut scheduled = schedule(&graph, tasks, &session.config(), guard).map_err(internal)?;
+    let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
+    let mut again = Again { once: offsets.height, floor: offsets.lower_bound, ..Again::default() };
+    let beside = session.persistent_bytes_with(&graph)?;
+    let room = session.budget.room(beside, offsets.height);
+    if let Some(room) = room.filter(|&room| room < offsets.height) {
+        let within = plan_within(&scheduled.dag, offsets, room, &options.planner).map_err(|e| internal(e.to_string()))?;
+        again.floor = within.floor;
+        offsets = within.plan;
+        if let Some(repeated) = within.repeated {
+            let cost = |dag: &Dag| dag.tasks.iter().map(|task| task.cost as f64).sum::<f64>();
+            (again.tasks, again.overhead) = (repeated.again(), cost(&repeated.dag) / cost(&scheduled.dag) - 1.0);
+            scheduled = scheduled.repeated(repeated.into_inner());
+        }
+    }
     let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
     let mut persistent = Persistent::default();
     for info in &graph.variables {
         *(if info.is_param { &mut persistent.weights } else { &mut persistent.state }) += variable_bytes(&graph, info)?;
     }
     let bounds: Vec<String> = graph.symbols.iter().map(|(n, max)| format!("{n} ≤ {max}")).collect();
-    let plan = Plan::new(name, session.device, bounds.join(", "), scheduled.dag.clone(), offsets, persistent, started);
-    Ok(Laid { graph, scheduled, plan, guard })
+    let plan = Plan::new(name, session.device, bounds.join(", "), scheduled.dag.clone(), offsets, persistent, again, started);
+    match room {
+        Some(room) if plan.slab_bytes() > room => Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside)),
+        _ => Ok(Laid { graph, scheduled, plan, guard, room }),
+    }
 }
 
 /// Compiles a graph for a session, whose variables it may add to.
 pub(crate) fn compile(session: &mut Session, name: &str, graph: &Graph, started: Instant) -> Result<Compiled> {
-    let Laid { graph, scheduled, plan, guard } = lay_out(session, name, graph, started)?;
+    let Laid { graph, scheduled, plan, guard, room } = lay_out(session, name, graph, started)?;
     let variables = session.adopt(&graph)?;
+    session.budget.settle(room);
     let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.id)?;
     compiled.plan.set_compile_seconds(started.elapsed().as_secs_f64());
     Ok(compiled)

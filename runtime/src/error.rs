@@ -39,7 +39,7 @@ pub enum Error {
     Trace(Vec<Mistake>),
     /// The plan does not fit the budget.
     #[error(
-        "the budget of {budget} is too small for \"{program}\": it needs {needed} ({persistent} of weights and state, {slab} of slab), and no plan of this order needs less than {floor}; \
+        "the budget of {budget} is too small for \"{program}\": the best plan found needs {needed} ({persistent} of weights and state, {slab} of slab), and no plan needs less than {floor}; \
          largest at the peak: {holders}; a smaller batch or a larger budget would help"
     )]
     Budget {
@@ -53,7 +53,7 @@ pub enum Error {
         persistent: Bytes,
         /// Of that, the slab.
         slab: Bytes,
-        /// What every plan of this order needs.
+        /// What every plan needs, whatever is computed again.
         floor: Bytes,
         /// The largest buffers at the peak, by name.
         holders: String,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Instant;
 
-use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets};
+use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets, TaskId};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -18,6 +18,19 @@ pub struct Persistent {
     pub state: u64,
 }
 
+/// What a budget has a program compute again.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Again {
+    /// The tasks of the plan's dag that run a kernel a second time or more.
+    pub tasks: Vec<TaskId>,
+    /// The part of the step's time, as modelled, that they take on top.
+    pub overhead: f64,
+    /// The slab if every kernel ran once.
+    pub once: u64,
+    /// No slab is smaller than this, however often anything runs.
+    pub floor: u64,
+}
+
 /// What was planned for a program.
 pub struct Plan {
     name: String,
@@ -26,10 +39,12 @@ pub struct Plan {
     dag: Dag,
     offsets: Checked<Offsets>,
     persistent: Persistent,
+    again: Again,
     compile_s: f64,
 }
 
 impl Plan {
+    #[expect(clippy::too_many_arguments, reason = "one for each field")]
     pub(crate) fn new(
         name: &str,
         device: Device,
@@ -37,9 +52,10 @@ impl Plan {
         dag: Dag,
         offsets: Checked<Offsets>,
         persistent: Persistent,
+        again: Again,
         started: Instant,
     ) -> Self {
-        Plan { name: name.into(), device, bounds, dag, offsets, persistent, compile_s: started.elapsed().as_secs_f64() }
+        Plan { name: name.into(), device, bounds, dag, offsets, persistent, again, compile_s: started.elapsed().as_secs_f64() }
     }
 
     /// The error for a plan that needs more than there may be, together with so many bytes of weights and state.
@@ -50,7 +66,7 @@ impl Plan {
             needed: Bytes(persistent.saturating_add(self.slab_bytes())),
             persistent: Bytes(persistent),
             slab: Bytes(self.slab_bytes()),
-            floor: Bytes(persistent.saturating_add(self.lower_bound_bytes())),
+            floor: Bytes(persistent.saturating_add(self.again.floor)),
             holders: self.holders(5),
         }
     }
@@ -94,6 +110,28 @@ impl Plan {
     /// Weights and state this program uses.
     pub fn persistent(&self) -> &Persistent {
         &self.persistent
+    }
+
+    /// What is computed again to keep the budget.
+    pub fn again(&self) -> &Again {
+        &self.again
+    }
+
+    /// What is computed again, in the order it is: the kernel, the bytes that need not be kept until then, and the kernel that
+    /// reads them next.
+    pub fn computed_again(&self) -> Vec<(&str, Bytes, &str)> {
+        let order = &self.offsets.order;
+        let at = |task: &TaskId| order.iter().position(|t| t == task);
+        let mut steps: Vec<usize> = self.again.tasks.iter().filter_map(at).collect();
+        steps.sort_unstable();
+        let row = |step: usize| {
+            let task = &self.dag.tasks[order[step].index()];
+            let bytes = task.writes.iter().map(|b| self.dag.buffers[b.index()].occupied()).sum();
+            let reads = |next: &&TaskId| self.dag.tasks[next.index()].reads.iter().any(|b| task.writes.contains(b));
+            let reader = order[step + 1..].iter().find(reads).map_or("nothing", |next| self.dag.task_name(*next));
+            (task.name.as_str(), Bytes(bytes), reader)
+        };
+        steps.into_iter().map(row).collect()
     }
 
     /// Seconds the compilation took.
@@ -163,7 +201,12 @@ impl fmt::Display for Plan {
         let without_in_place = self.without_in_place_bytes();
         let reuse = o.without_reuse.saturating_sub(without_in_place);
         let in_place = without_in_place.saturating_sub(o.height);
-        writeln!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;
+        write!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;
+        if !self.again.tasks.is_empty() {
+            let saved = Bytes(self.again.once.saturating_sub(o.height));
+            write!(f, " · recompute {saved} ({}, +{:.1} % time)", self.again.tasks.len(), 100.0 * self.again.overhead)?;
+        }
+        writeln!(f)?;
         let (step, bytes) = slabwise_planner::peak(&self.dag, o);
         let task = o.order.get(step).map_or("", |&t| self.dag.task_name(t));
         write!(f, "  peak         {} at step {step} {task}: {}", Bytes(bytes), self.holders(4))

@@ -41,7 +41,7 @@ pub(crate) enum Place {
 
 /// One kernel with its arguments.
 pub(crate) struct Step {
-    pub kernel: Kernel,
+    pub kernel: Arc<Kernel>,
     pub places: Vec<Place>,
     pub workspace: Planned,
     pub name: String,
@@ -104,7 +104,7 @@ impl Compiled {
     /// Puts kernels and checked offsets together: a program exists only with a plan that the checker accepted.
     pub fn link(graph: &Graph, scheduled: Scheduled, variables: &[usize], plan: Plan, guard: u64, session: u64) -> Result<Self> {
         let offsets = plan.offsets();
-        let Scheduled { dag, tasks, kernels, buffers: ids, nodes } = scheduled;
+        let Scheduled { dag, tasks, kernels, nodes } = &scheduled;
         let buffers: Vec<PlannedBuffer> = nodes
             .iter()
             .enumerate()
@@ -119,20 +119,17 @@ impl Compiled {
                 }
             })
             .collect();
-        let mut kernels: Vec<Option<Kernel>> = kernels.into_iter().map(Some).collect();
         let mut steps = Vec::with_capacity(tasks.len());
-        for (step, task) in offsets.order.iter().enumerate() {
-            let task = task.index();
-            let kernel = kernels[task].take().ok_or_else(|| Error::Internal("a task is planned twice".into()))?;
-            let places = tasks[task]
-                .args
-                .iter()
-                .map(|arg| match arg {
-                    Arg::Buffer(id) => Place::Planned(ids[id].index()),
-                    Arg::Variable(v) => Place::Variable(variables[*v as usize]),
-                    Arg::Sizes => Place::Sizes,
-                })
-                .collect();
+        for (step, &id) in offsets.order.iter().enumerate() {
+            let task = id.index();
+            let kernel = kernels[task].clone();
+            let place = |arg: &Arg| match arg {
+                Arg::Buffer(node) => scheduled.buffer_of(id, *node).map(|b| Place::Planned(b.index())),
+                Arg::Variable(v) => Some(Place::Variable(variables[*v as usize])),
+                Arg::Sizes => Some(Place::Sizes),
+            };
+            let places = tasks[task].args.iter().map(place).collect::<Option<_>>();
+            let places = places.ok_or_else(|| Error::Internal("an argument has no buffer".into()))?;
             let at = |when: fn(&slabwise_planner::Lifetime) -> u64| -> Vec<usize> {
                 (0..buffers.len()).filter(|&b| when(&offsets.lifetimes[b]) as usize == step).collect()
             };
@@ -140,7 +137,7 @@ impl Compiled {
                 workspace: Planned { offset: offsets.workspace_offsets[task], bytes: kernel.workspace() },
                 kernel,
                 places,
-                name: tasks[task].name.clone(),
+                name: dag.tasks[task].name.clone(),
                 origin: graph.origin(tasks[task].node).clone(),
                 ends: at(|l| l.end.saturating_sub(1)),
                 begins: at(|l| l.start),
@@ -162,10 +159,13 @@ impl Compiled {
         let outputs = graph
             .outputs
             .iter()
-            .map(|o| ids.get(o).map(|b| b.index()).ok_or_else(|| Error::Internal("an output has no buffer".into())))
+            .map(|o| {
+                let last = (0..nodes.len()).find(|&b| nodes[b] == *o && dag.buffers[b].live_out);
+                last.ok_or_else(|| Error::Internal("an output has no buffer".into()))
+            })
             .collect::<Result<_>>()?;
         let tag = |name: &str, origin: &Origin| Tag { name: name.into(), layer: origin.layer.clone(), location: Some(origin.location) };
-        let named = plan.dag().buffers.iter().zip(&nodes).map(|(buffer, &node)| tag(&buffer.name, graph.origin(node)));
+        let named = plan.dag().buffers.iter().zip(nodes).map(|(buffer, &node)| tag(&buffer.name, graph.origin(node)));
         let tags = named.chain(steps.iter().map(|s: &Step| tag(&format!("workspace of {}", s.name), &s.origin))).collect();
         Ok(Compiled {
             tags,

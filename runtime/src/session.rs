@@ -22,6 +22,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, VariableInfo};
+use crate::memory::budget::{Allowance, Budget};
 use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::plan::Plan;
@@ -62,7 +63,7 @@ pub struct Session {
     counters: Vec<shared::SharedCounter>,
     slab: Option<Region>,
     sizes: Region,
-    budget: Option<Bytes>,
+    pub(crate) budget: Allowance,
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
@@ -102,17 +103,18 @@ impl Session {
             counters: Vec::new(),
             slab: None,
             sizes,
-            budget: None,
+            budget: Allowance::default(),
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
         })
     }
 
-    /// The most bytes that weights, state and slab may take together; compiling a program that needs more is an error.
+    /// The most memory that weights, state and slab may take. A program that needs more computes some of its values again
+    /// instead of keeping them, with the same results; compiling one that needs more even so is an error.
     #[must_use]
-    pub fn with_budget(mut self, budget: impl Into<Option<Bytes>>) -> Self {
-        self.budget = budget.into();
+    pub fn with_budget(mut self, budget: impl Into<Budget>) -> Self {
+        self.budget = Allowance::new(budget.into());
         self
     }
 
@@ -178,12 +180,7 @@ impl Session {
     pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
         let started = Instant::now();
         let graph = self.finished(trace, &outputs)?;
-        let plan = lay_out(self, trace.name(), &graph, started)?.plan;
-        let persistent = self.persistent_bytes().saturating_add(self.room_for(&self.fresh(&graph)?)?);
-        match self.budget {
-            Some(budget) if persistent.saturating_add(plan.slab_bytes()) > budget.0 => Err(plan.over_budget(budget, persistent)),
-            _ => Ok(plan),
-        }
+        Ok(lay_out(self, trace.name(), &graph, started)?.plan)
     }
 
     /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.
@@ -218,12 +215,6 @@ impl Session {
         let counters = self.new_counters(name, graph)?;
         let inner = compile(self, name, graph, Instant::now())?;
         self.keep_counters(counters);
-        if let Some(budget) = self.budget {
-            let persistent = self.persistent_bytes();
-            if persistent.saturating_add(inner.slab_bytes) > budget.0 {
-                return Err(inner.plan.over_budget(budget, persistent));
-            }
-        }
         self.grow_slab(inner.slab_bytes, name)?;
         Ok(Program { inner })
     }
@@ -263,6 +254,11 @@ impl Session {
         sized.collect()
     }
 
+    /// Bytes of weights and state once a program of this graph is added, each rounded up to its alignment.
+    pub(crate) fn persistent_bytes_with(&self, graph: &Graph) -> Result<u64> {
+        Ok(self.persistent_bytes().saturating_add(self.room_for(&self.fresh(graph)?)?))
+    }
+
     /// The indices of a graph's variables in this session; new ones are allocated and initialised.
     pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
         let sized = self.fresh(graph)?;
@@ -286,8 +282,10 @@ impl Session {
     fn room_for(&self, fresh: &[(VariableInfo, u64)]) -> Result<u64> {
         let total = fresh.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
         let total = total.ok_or_else(|| Error::Value("the byte count of all weights and state overflows".into()))?;
-        if let Some(budget) = self.budget.filter(|b| self.persistent_bytes().saturating_add(total) > b.0) {
-            let needed = Bytes(self.persistent_bytes().saturating_add(total));
+        let needed = Bytes(self.persistent_bytes().saturating_add(total));
+        if let Some(budget) = self.budget.bytes()
+            && needed > budget
+        {
             return Err(Error::Budget {
                 program: "weights and state".into(),
                 budget,

@@ -2,6 +2,11 @@
 
 mod dags;
 mod generate;
+mod judge;
 mod mutations;
+mod order;
 mod properties;
+mod remat;
+mod remat_graph;
+mod repeats;
 mod training_steps;

@@ -10,6 +10,7 @@
 //! that are made without it). `replay` sends traces through pools, `export` writes what others' viewers open.
 
 mod block;
+pub mod budget;
 mod config;
 mod deferred;
 mod defrag;

@@ -2,6 +2,7 @@
 //! `Graph` → [`autodiff`] → [`mod@simplify`] → [`fn@remake`] → [`legalise`] → [`Clusters`] → [`Task`]s → [`Scheduled`] → plan → check → program.
 
 pub mod autodiff;
+mod cost;
 mod fuse;
 mod layout;
 mod lower;

@@ -1,11 +1,13 @@
 //! Scheduling: the tasks and buffers of a program as a [`Dag`] for the planner.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use slabwise_kernels::cpu::{Config, Kernel};
-use slabwise_kernels::spec::Access;
-use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, TaskId};
+use slabwise_kernels::spec::{Access, Body};
+use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Repeated, TaskId};
 
+use super::cost::cost;
 use super::lower::{Arg, Task};
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
@@ -17,12 +19,29 @@ pub struct Scheduled {
     pub dag: Dag,
     /// The tasks.
     pub tasks: Vec<Task>,
-    /// The prepared kernels.
-    pub kernels: Vec<Kernel>,
-    /// The buffer of each node that has one.
-    pub buffers: HashMap<NodeId, BufferId>,
-    /// The node of each buffer.
+    /// The prepared kernels; one that runs twice is there twice.
+    pub kernels: Vec<Arc<Kernel>>,
+    /// The node of each buffer; a value computed twice has a buffer each time.
     pub nodes: Vec<NodeId>,
+}
+
+impl Scheduled {
+    /// The buffer of a node that a task reads or writes.
+    pub fn buffer_of(&self, task: TaskId, node: NodeId) -> Option<BufferId> {
+        let task = &self.dag.tasks[task.index()];
+        task.reads.iter().chain(&task.writes).copied().find(|b| self.nodes[b.index()] == node)
+    }
+
+    /// The same with some tasks run again, as the planner asks for.
+    pub fn repeated(self, repeated: Repeated) -> Scheduled {
+        let Repeated { dag, task_of, buffer_of } = repeated;
+        Scheduled {
+            dag,
+            tasks: task_of.iter().map(|t| self.tasks[t.index()].clone()).collect(),
+            kernels: task_of.iter().map(|t| self.kernels[t.index()].clone()).collect(),
+            nodes: buffer_of.iter().map(|b| self.nodes[b.index()]).collect(),
+        }
+    }
 }
 
 /// Prepares the kernels and states which buffers they read and write.
@@ -30,28 +49,32 @@ pub struct Scheduled {
 /// `guard` bytes that no task may touch are kept behind every buffer (0 but for memory checks).
 pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) -> Result<Scheduled, String> {
     let bounds = graph.symbols.bounds();
-    let kernels: Vec<Kernel> = tasks
+    let kernels: Vec<Arc<Kernel>> = tasks
         .iter()
-        .map(|t| Kernel::new(t.spec.clone(), &bounds, config).map_err(|e| format!("{}: {e}", t.name)))
+        .map(|t| Kernel::new(t.spec.clone(), &bounds, config).map(Arc::new).map_err(|e| format!("{}: {e}", t.name)))
         .collect::<Result<_, _>>()?;
-    let mut s = Scheduled { dag: Dag::new(), tasks: Vec::new(), kernels: Vec::new(), buffers: HashMap::new(), nodes: Vec::new() };
+    let mut s = Scheduled { dag: Dag::new(), tasks: Vec::new(), kernels: Vec::new(), nodes: Vec::new() };
+    let mut buffers: HashMap<NodeId, BufferId> = HashMap::new();
     for task in &tasks {
         for arg in &task.args {
             if let Arg::Buffer(id) = arg
-                && !s.buffers.contains_key(id)
+                && !buffers.contains_key(id)
             {
-                let buffer = s.dag.add_buffer(buffer(graph, *id, guard)?);
-                s.buffers.insert(*id, buffer);
+                let added = s.dag.add_buffer(buffer(graph, *id, guard)?);
+                buffers.insert(*id, added);
                 s.nodes.push(*id);
             }
         }
     }
     for (task, kernel) in tasks.iter().zip(&kernels) {
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        // What fails a run or changes weights and state does so once.
+        let mut repeatable = !matches!(task.spec.body, Body::CheckIndex(_));
         for (arg, (_, _, access)) in task.args.iter().zip(task.spec.arguments()) {
+            repeatable &= !matches!(arg, Arg::Variable(_)) || access == Access::Read;
             let Arg::Buffer(id) = arg else { continue };
             let list = if access == Access::Read { &mut reads } else { &mut writes };
-            let buffer = s.buffers[id];
+            let buffer = buffers[id];
             if !list.contains(&buffer) {
                 list.push(buffer);
             }
@@ -59,8 +82,10 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) ->
         let mut planned = slabwise_planner::Task::new(task.name.clone(), &reads, &writes);
         planned.after = task.after.iter().map(|&t| TaskId(t as u32)).collect();
         planned.workspace = kernel.workspace();
+        planned.cost = cost(&task.spec, &bounds);
+        planned.repeatable = repeatable;
         let id = s.dag.add_task(planned);
-        let pairs = task.in_place.iter().map(|(from, to)| (s.buffers[from], s.buffers[to]));
+        let pairs = task.in_place.iter().map(|(from, to)| (buffers[from], buffers[to]));
         for (from, to) in pairs.collect::<Vec<_>>() {
             let (a, b) = (&s.dag.buffers[from.index()], &s.dag.buffers[to.index()]);
             if !a.live_out && b.bytes <= a.bytes {

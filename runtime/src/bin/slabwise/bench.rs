@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use slabwise::feed::Feed;
 use slabwise::models::{Model, OptimizerKind, noise};
 use slabwise::prelude::F32;
-use slabwise::{Bytes, Device, Error, Params, Program, Result, Session, Trace};
+use slabwise::{Budget, Bytes, Device, Error, Params, Program, Result, Session, Trace};
 
 use crate::output::{Times, line, pairs};
 
@@ -33,6 +33,10 @@ pub struct Args {
     /// Threads kernels use; SLABWISE_THREADS or one for each core unless given
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
+    /// Models: the most bytes that weights, state and slab may take, such as 24MiB, or a part of the slab that computing
+    /// nothing twice needs, such as 50%
+    #[arg(long)]
+    budget: Option<Budget>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: Device,
@@ -94,7 +98,7 @@ fn show(name: &str, value: &Value) -> String {
 }
 
 fn open(args: &Args, params: Params) -> Result<Session> {
-    let session = Session::new(args.device, params)?;
+    let session = Session::new(args.device, params)?.with_budget(args.budget);
     Ok(match args.threads {
         Some(threads) => session.with_threads(threads as usize),
         None => session,

@@ -4,12 +4,17 @@
 //! an input file that makes no sense.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod bench;
 mod compare;
+mod frontier;
+mod graph_file;
 mod info;
+mod order;
 mod output;
 mod pack;
 mod plan;
+mod remat;
 mod replay;
 
 use std::process::ExitCode;
@@ -34,6 +39,10 @@ enum Command {
     Bench(bench::Args),
     /// Give offsets to buffers with known lifetimes, so that as few bytes as possible are needed
     Pack(pack::Args),
+    /// Order the operations of a graph so that as few bytes as possible live at once
+    Order(order::Args),
+    /// Find the cheapest schedule of a graph file within a memory budget, by computing buffers again or sending them to the host
+    Remat(remat::Args),
     /// Replay a trace of allocations through a pool's policies
     Replay(replay::Args),
     /// Show versions, instruction sets, threads and the settings read
@@ -47,6 +56,8 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args).map(success),
         Command::Bench(args) => bench::run(&args).map(success),
         Command::Pack(args) => pack::run(&args),
+        Command::Order(args) => order::run(&args),
+        Command::Remat(args) => remat::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Info => info::run().map(success),
     };

@@ -11,6 +11,7 @@ use slabwise_planner::csv::{self, FileError, Table};
 use slabwise_planner::pack::{Limits, Packing, Proof, Space, Violation, check};
 use slabwise_planner::report::packing_svg;
 
+use crate::arguments::seconds;
 use crate::output::{line, pairs};
 
 #[derive(clap::Args)]
@@ -60,11 +61,6 @@ impl FromStr for Capacity {
             None => Ok(Capacity { space: None, bytes: text.parse()? }),
         }
     }
-}
-
-fn seconds(text: &str) -> std::result::Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
 fn power_of_two(text: &str) -> std::result::Result<u64, String> {

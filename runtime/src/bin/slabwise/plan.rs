@@ -4,38 +4,46 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use slabwise::models::{Model, OptimizerKind};
-use slabwise::{Bytes, Device, Params, Result, Session};
+use slabwise::{Budget, Device, Params, Result, Session};
 
+use crate::frontier;
 use crate::output::line;
 
 #[derive(clap::Args)]
 pub struct Args {
     /// A built-in model, such as cnn, resnet50, gpt2 or gpt:layers=6,width=384
-    model: Model,
+    pub model: Model,
     /// Examples in a step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
-    batch: u32,
-    /// The most bytes that weights, state and slab may take, such as 24MiB
+    pub batch: u32,
+    /// The most bytes that weights, state and slab may take, such as 24MiB, or a part of the slab that computing nothing
+    /// twice needs, such as 50%
     #[arg(long)]
-    budget: Option<Bytes>,
+    budget: Option<Budget>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
-    device: Device,
+    pub device: Device,
     /// sgd, adam or adamw; the model's own unless given
     #[arg(long)]
-    optimizer: Option<OptimizerKind>,
-    /// Write the plan as a picture
+    pub optimizer: Option<OptimizerKind>,
+    /// Write the plan, or with --frontier the budgets, as a picture
     #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    pub svg: Option<PathBuf>,
+    /// What smaller slabs cost in time: plans for ten budgets, and what they compute again
+    #[arg(long, conflicts_with_all = ["budget", "kernels"])]
+    frontier: bool,
     /// List the kernels in the order they run
     #[arg(long)]
     kernels: bool,
     /// One JSON object instead of text
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if args.frontier {
+        return frontier::run(args);
+    }
     let params = Params::seeded(0);
     let network = args.model.build(&params);
     let session = Session::new(args.device, params)?.with_budget(args.budget);

@@ -1,65 +1,25 @@
-//! Task orders with a small peak.
-//!
-//! Three constructions, from which the planner takes the best by live bytes (never worse than the program's own order):
-//! greedy list scheduling on memory, forwards and, since the problem is symmetric in time (a buffer is born at its last
+//! Orders made in one pass, where the search begins: greedy list scheduling on memory, forwards and, since the problem is symmetric in time (a buffer is born at its last
 //! reader and dies at its first writer), backwards; and a depth-first order that evaluates the operand with the larger
 //! need first, after Sethi and Ullman, "The generation of optimal code for arithmetic expressions" (1970), and Liu, "On
 //! the storage requirement in the out-of-core multifrontal method" (1986). Each costs about O(E log V).
 
+use super::Schedule;
 use crate::dag::{Dag, TaskId};
 use crate::relations::{Csr, Relations};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::fmt;
 
-/// Who decides the order of tasks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum OrderPolicy {
-    /// The program: its own order, changed only where dependencies demand it.
-    Program,
-    /// The planner: the order with the smallest peak it finds.
-    #[default]
-    MinPeak,
-}
-
-/// How the order of a plan was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Schedule {
-    /// As the program gives it.
-    Program,
-    /// Greedy on memory from the first task on.
-    Forward,
-    /// Greedy on memory from the last task back.
-    Backward,
-    /// Depth first from the results, larger needs first.
-    DepthFirst,
-}
-
-impl fmt::Display for Schedule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Schedule::Program => "program order",
-            Schedule::Forward => "greedy order",
-            Schedule::Backward => "backward greedy order",
-            Schedule::DepthFirst => "depth-first order",
-        })
-    }
-}
-
-/// The orders worth comparing, the program's first; all of them respect the dependencies of a verified dag.
-pub(crate) fn candidates(dag: &Dag, policy: OrderPolicy) -> Vec<(Schedule, Vec<TaskId>)> {
-    let relations = Relations::new(dag);
+/// The program's order first, then those of the three constructions that differ.
+pub(super) fn orders(dag: &Dag, relations: &Relations) -> Vec<(Schedule, Vec<TaskId>)> {
     let mut orders = vec![(Schedule::Program, relations.program_order())];
-    if policy == OrderPolicy::MinPeak {
-        let others = [
-            (Schedule::Forward, Greedy::new(dag, &relations, Direction::Forward).run()),
-            (Schedule::Backward, Greedy::new(dag, &relations, Direction::Backward).run()),
-            (Schedule::DepthFirst, depth_first(dag, &relations)),
-        ];
-        for (schedule, order) in others {
-            if orders.iter().all(|(_, known)| *known != order) {
-                orders.push((schedule, order));
-            }
+    let others = [
+        (Schedule::Forward, Greedy::new(dag, relations, Direction::Forward).run()),
+        (Schedule::Backward, Greedy::new(dag, relations, Direction::Backward).run()),
+        (Schedule::DepthFirst, depth_first(dag, relations)),
+    ];
+    for (schedule, order) in others {
+        if orders.iter().all(|(_, known)| *known != order) {
+            orders.push((schedule, order));
         }
     }
     orders

@@ -1,0 +1,73 @@
+//! Depth-first search for an order below a threshold: it finds one, or proves that there is none.
+
+use super::compact::{Compact, Mark};
+use super::expand::{Child, Limits, State};
+use std::collections::HashSet;
+
+/// The most states remembered for one threshold.
+const STATES_MAX: usize = 4 << 20;
+
+/// What a threshold led to.
+pub(super) enum Verdict {
+    /// An order whose peak is the threshold at most.
+    Found(Vec<u32>),
+    /// There is none, and none below this peak either.
+    AtLeast(i128),
+    /// The limit was reached.
+    Unknown,
+}
+
+struct Frame {
+    mark: Mark,
+    ready: Vec<u32>,
+    children: Vec<Child>,
+}
+
+/// Looks for an order with a peak of `threshold` at most.
+///
+/// States are told apart by keys of 128 random bits, so that two of a billion states are taken for one with a probability
+/// below 10⁻²⁰.
+pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) -> Verdict {
+    let mut state = State::new(problem);
+    let mut visited: HashSet<u128> = HashSet::new();
+    let mut frames: Vec<Frame> = Vec::new();
+    let mut at_least = i128::MAX;
+    let mut mark = state.walk.mark();
+    if state.walk.peak > threshold {
+        return Verdict::AtLeast(state.walk.peak);
+    }
+    loop {
+        // The state was just reached.
+        let mut children = Vec::new();
+        let expansion = state.expand(threshold, false, &mut children);
+        if state.is_complete() {
+            return Verdict::Found(state.walk.log);
+        }
+        at_least = at_least.min(expansion.exceeded);
+        if !limits.spend(expansion.effort + 1) || visited.len() >= STATES_MAX {
+            return Verdict::Unknown;
+        }
+        if !visited.insert(state.walk.key) {
+            children.clear();
+        }
+        // The one with the fewest live bytes is followed first.
+        children.sort_by_key(|child| (std::cmp::Reverse(child.live), child.key));
+        frames.push(Frame { mark, ready: state.ready.clone(), children });
+        loop {
+            let Some(frame) = frames.last_mut() else { return Verdict::AtLeast(at_least) };
+            match frame.children.pop() {
+                Some(child) if visited.contains(&child.key) => {}
+                Some(child) => {
+                    mark = state.walk.mark();
+                    state.ready.clone_from(&frame.ready);
+                    state.follow(child.task, threshold);
+                    break;
+                }
+                None => {
+                    state.walk.undo(frame.mark);
+                    frames.pop();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Task orders with a small peak, and how small a peak can be.
+//!
+//! First the program's order and three constructions (`list`). Then, until the peak is proved to be the smallest or the
+//! effort is spent (`search`): minimum cuts bound the peak from below (`bound`); beams (`beam`) and depth-first searches
+//! (`exact`) of growing size look for an order below a threshold, forwards and backwards in time, and tell where there can
+//! be none. Both walk through states from which everything has run that can run without loss (`expand`, `compact`).
+
+use crate::dag::{Dag, DagError, TaskId};
+use crate::relations::Relations;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+mod beam;
+mod bound;
+mod compact;
+mod exact;
+mod expand;
+mod list;
+mod search;
+
+use compact::Compact;
+pub(crate) use compact::Sizes;
+use expand::Limits;
+use search::Search;
+
+/// Who decides the order of tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum OrderPolicy {
+    /// The program: its own order, changed only where dependencies demand it.
+    Program,
+    /// The planner: the order with the smallest peak it finds.
+    #[default]
+    MinPeak,
+}
+
+/// How the order of a plan was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Schedule {
+    /// As the program gives it.
+    Program,
+    /// Greedy on memory from the first task on.
+    Forward,
+    /// Greedy on memory from the last task back.
+    Backward,
+    /// Depth first from the results, larger needs first.
+    DepthFirst,
+    /// Found by a beam search.
+    Beam,
+    /// Found by a depth-first search below a threshold.
+    Exact,
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Schedule::Program => "program order",
+            Schedule::Forward => "greedy order",
+            Schedule::Backward => "backward greedy order",
+            Schedule::DepthFirst => "depth-first order",
+            Schedule::Beam => "beam search order",
+            Schedule::Exact => "exact search order",
+        })
+    }
+}
+
+/// What is known about the smallest peak.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BestOrder<Id = TaskId> {
+    /// Everything that runs, as it should run.
+    pub order: Vec<Id>,
+    /// The live bytes of the fullest step of this order.
+    pub peak: u64,
+    /// No order has a smaller peak than this.
+    pub lower_bound: u64,
+    /// How the order was made.
+    pub schedule: Schedule,
+}
+
+impl<Id> BestOrder<Id> {
+    /// Whether no order is better.
+    pub fn is_proved(&self) -> bool {
+        self.peak == self.lower_bound
+    }
+
+    /// The part of the peak that a better order could save at most: 0 if it is proved.
+    pub fn gap(&self) -> f64 {
+        if self.peak == 0 { 0.0 } else { (self.peak - self.lower_bound) as f64 / self.peak as f64 }
+    }
+
+    /// The same with other names for what runs.
+    pub(crate) fn renamed<Other>(self, rename: impl FnMut(Id) -> Other) -> BestOrder<Other> {
+        let BestOrder { order, peak, lower_bound, schedule } = self;
+        BestOrder { order: order.into_iter().map(rename).collect(), peak, lower_bound, schedule }
+    }
+}
+
+/// How long to look for a better order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Effort {
+    /// As much as its size makes worth while, counted in steps of the search, so that the same order comes out every time:
+    /// some ten milliseconds for a thousand tasks.
+    #[default]
+    Counted,
+    /// Until the peak is proved to be the smallest, or for so long.
+    Within(Duration),
+}
+
+impl Effort {
+    fn limits(self, tasks: usize) -> Limits {
+        match self {
+            Effort::Counted if tasks <= 1000 => Limits { effort: 200_000, deadline: None },
+            Effort::Counted => Limits { effort: 1_500_000.min(1_000 * tasks as u64), deadline: None },
+            Effort::Within(time) => Limits { effort: u64::MAX, deadline: Instant::now().checked_add(time) },
+        }
+    }
+}
+
+/// The effort of a plan: a few milliseconds, spent only where no order made in one pass is proved to be the best.
+fn plan_limits(tasks: usize) -> Limits {
+    Limits { effort: 10_000 + 20 * tasks as u64, deadline: None }
+}
+
+/// The orders worth comparing, the program's first; all of them respect the dependencies of a verified dag.
+pub(crate) fn candidates(dag: &Dag, policy: OrderPolicy, in_place: bool, sizes: Sizes) -> Vec<(Schedule, Vec<TaskId>)> {
+    let relations = Relations::new(dag);
+    if policy == OrderPolicy::Program {
+        return vec![(Schedule::Program, relations.program_order())];
+    }
+    let mut orders = list::orders(dag, &relations);
+    let problem = Compact::new(dag, &relations, in_place, sizes);
+    let mut search = Search::new(&problem, &orders);
+    search.run(plan_limits(dag.tasks.len()));
+    if matches!(search.schedule, Schedule::Beam | Schedule::Exact) {
+        orders.push((search.schedule, search.order.into_iter().map(TaskId).collect()));
+    }
+    orders
+}
+
+/// Looks for the order with the smallest peak, and for a lower bound on all peaks.
+///
+/// Bytes are counted as they take up room in a slab, in whole units of their alignment. In place, a buffer of
+/// [`Dag::may_reuse`] that takes over the bytes of another is not counted twice while its task runs.
+///
+/// # Errors
+/// A [`DagError`] if the dag is broken.
+pub fn minimise_peak(dag: &Dag, in_place: bool, effort: Effort) -> Result<BestOrder, DagError> {
+    dag.verify()?;
+    Ok(best_order(dag, in_place, effort, Sizes::Occupied))
+}
+
+/// The same for a verified dag.
+pub(crate) fn best_order(dag: &Dag, in_place: bool, effort: Effort, sizes: Sizes) -> BestOrder {
+    let limits = effort.limits(dag.tasks.len());
+    let relations = Relations::new(dag);
+    let problem = Compact::new(dag, &relations, in_place, sizes);
+    let mut search = Search::new(&problem, &list::orders(dag, &relations));
+    search.run(limits);
+    // A verified dag has no more bytes than 64 bits hold.
+    BestOrder { peak: search.peak as u64, lower_bound: search.bound as u64, schedule: search.schedule, order: search.order }.renamed(TaskId)
+}

@@ -1,0 +1,219 @@
+//! Lower bounds on what any schedule within the budget costs, and on the peak of any schedule.
+//!
+//! Look at the moment in which some computation `v` runs for the first time. Say of each computation `i` whether it has run by
+//! then (`x`) and whether it runs at some time after (`y`). What has run is closed under inputs and has nothing of what follows
+//! `v`; what has not run, runs after; what runs after finds each input either run after as well, or *kept*: alive while `v`
+//! runs. Every computation with `x` and `y` costs once more than once, and what is kept fits the budget beside what `v` needs
+//! itself. All of these conditions are of the form "if this, then that", so with a price λ on kept bytes the cheapest choice is
+//! a minimum cut, and by Lagrangian duality its value less λ × the room there is holds for every schedule. The best λ is found
+//! by intersecting the lines that two cuts give. With all prices on bytes and none on computing, the cut is the least that `v`
+//! can run in at all.
+
+use super::clock::Clock;
+use super::flow::{ENDLESS, Flow};
+use super::network::Network;
+
+/// Costs are scaled so that their sum is about this, and rounded down.
+const SCALE: f64 = (1u64 << 48) as f64;
+
+pub(super) struct Bounds<'n> {
+    net: &'n Network,
+    flow: Flow,
+    /// By computation, cut if it runs before and after.
+    again: Vec<u32>,
+    /// By computation, cut if it is kept.
+    kept: Vec<u32>,
+    /// Edges that are never cut.
+    implied: Vec<u32>,
+    /// By computation: from the source to "has not run", and from that to the sink.
+    later: Vec<u32>,
+    sooner: Vec<u32>,
+    factor: f64,
+}
+
+/// Of one cut.
+#[derive(Clone, Copy)]
+struct Line {
+    /// Scaled cost.
+    cost: f64,
+    /// Kept bytes.
+    bytes: f64,
+    /// Every choice breaks a condition.
+    impossible: bool,
+}
+
+impl<'n> Bounds<'n> {
+    pub fn new(net: &'n Network) -> Bounds<'n> {
+        let n = net.len() as u32;
+        // Nodes: "has not run by then", "runs after", "is needed after"; source; sink.
+        let (unrun, after, needed) = (|i: u32| i, |i: u32| n + i, |i: u32| 2 * n + i);
+        let (source, sink) = (3 * n, 3 * n + 1);
+        let mut flow = Flow::new(3 * n as usize + 2);
+        let mut implied = Vec::new();
+        let mut again = Vec::new();
+        let mut kept = Vec::new();
+        let mut later = Vec::new();
+        let mut sooner = Vec::new();
+        for i in 0..n {
+            implied.push(flow.edge(unrun(i), after(i)));
+            implied.push(flow.edge(after(i), needed(i)));
+            again.push(flow.edge(after(i), unrun(i)));
+            kept.push(flow.edge(needed(i), after(i)));
+            for &j in net.inputs.of(i) {
+                implied.push(flow.edge(unrun(j), unrun(i)));
+                implied.push(flow.edge(after(i), needed(j)));
+            }
+            for &m in net.before.of(i) {
+                implied.push(flow.edge(after(i), unrun(m)));
+            }
+            later.push(flow.edge(source, unrun(i)));
+            sooner.push(flow.edge(unrun(i), sink));
+        }
+        let factor = SCALE / (net.base_cost.max(1) as f64);
+        Bounds { net, flow, again, kept, implied, later, sooner, factor }
+    }
+
+    fn source(&self) -> u32 {
+        3 * self.net.len() as u32
+    }
+
+    /// The cheapest choice for `v` at `price` per byte and `rate` times the costs.
+    fn line(&mut self, v: u32, price: f64, rate: f64) -> Line {
+        let net = self.net;
+        let (n, source) = (net.len() as u32, self.source());
+        for &e in &self.implied {
+            self.flow.set(e, ENDLESS);
+        }
+        for i in 0..n {
+            let cost = (net.cost[i as usize] as f64 * rate) as i64;
+            self.flow.set(self.again[i as usize], if net.once[i as usize] { ENDLESS } else { cost });
+            let free = i == v || net.inputs.of(v).binary_search(&i).is_ok();
+            let bytes = if free { 0.0 } else { net.bytes[i as usize] as f64 };
+            self.flow.set(self.kept[i as usize], (bytes * price) as i64);
+            let follows = net.consumers.of(v).binary_search(&i).is_ok() || i == net.sink() && v != i;
+            self.flow.set(self.later[i as usize], if follows { ENDLESS } else { 0 });
+            self.flow.set(self.sooner[i as usize], if i == v { ENDLESS } else { 0 });
+        }
+        let value = self.flow.cut(source, source + 1);
+        if value >= ENDLESS {
+            return Line { cost: 0.0, bytes: 0.0, impossible: true };
+        }
+        let (mut cost, mut bytes) = (0.0, 0.0);
+        for i in 0..n {
+            let [unrun, after, needed] = [i, n + i, 2 * n + i].map(|k| self.flow.is_source_side(k));
+            if after && !unrun {
+                cost += net.cost[i as usize] as f64;
+            }
+            if needed && !after && i != v && net.inputs.of(v).binary_search(&i).is_err() {
+                bytes += net.bytes[i as usize] as f64;
+            }
+        }
+        Line { cost, bytes, impossible: false }
+    }
+
+    /// The least that any schedule needs in the step in which `v` first runs.
+    pub fn least(&mut self, v: u32) -> i64 {
+        let total: f64 = self.net.bytes.iter().map(|&b| b as f64).sum();
+        let line = self.line(v, SCALE / total.max(1.0), 0.0);
+        // The cut is found at rounded prices, the bytes of what it keeps are exact; what rounding hides is less than a
+        // byte per computation and unit of scale.
+        let hidden = (self.net.len() as f64 * total / SCALE).ceil();
+        own(self.net, v) + if line.impossible { 0 } else { (line.bytes - hidden).max(0.0) as i64 }
+    }
+
+    /// What every schedule within `budget` costs beyond running everything once, as far as `v` shows it. None if it seems
+    /// that `v` cannot run within the budget at all.
+    pub fn extra(&mut self, v: u32, budget: i64, clock: &Clock) -> Option<f64> {
+        let room = (budget - own(self.net, v)) as f64;
+        if room < 0.0 {
+            return None;
+        }
+        let mut low = self.line(v, 0.0, self.factor);
+        if low.impossible || low.bytes <= room || clock.is_over() {
+            return Some(0.0);
+        }
+        let total: f64 = self.net.bytes.iter().map(|&b| b as f64).sum();
+        let mut high = self.line(v, SCALE / total.max(1.0), self.factor * 1e-6);
+        if high.bytes > room + 1.0 {
+            return None;
+        }
+        let mut best = 0.0f64;
+        for _ in 0..40 {
+            if high.bytes >= low.bytes || clock.is_over() {
+                break;
+            }
+            let price = (high.cost - low.cost) / (low.bytes - high.bytes);
+            let crossing = low.cost + price * (low.bytes - room);
+            let line = self.line(v, price * self.factor, self.factor);
+            let value = line.cost + price * (line.bytes - room);
+            // Each edge's capacity was rounded down by less than one.
+            best = best.max(value - 2.0 * self.net.len() as f64 / self.factor);
+            if value >= crossing * (1.0 - 1e-9) {
+                break;
+            }
+            *(if line.bytes > room { &mut low } else { &mut high }) = line;
+        }
+        Some(best)
+    }
+}
+
+/// What `v` needs by itself: inputs, output and workspace.
+fn own(net: &Network, v: u32) -> i64 {
+    let inputs: i64 = net.inputs.of(v).iter().map(|&j| net.bytes[j as usize]).sum();
+    inputs + net.bytes[v as usize] + net.workspace[v as usize]
+}
+
+/// The most that any computation needs by itself: no schedule has a smaller peak, wherever else buffers may be.
+pub(super) fn largest_need(net: &Network) -> i64 {
+    (0..net.len() as u32).map(|v| own(net, v)).max().unwrap_or(0)
+}
+
+/// What is known of every schedule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Proved {
+    /// No schedule has a smaller peak.
+    pub floor: i64,
+    /// No schedule within the budget costs less than this more than running everything once.
+    pub extra: f64,
+}
+
+/// Bounds from the computations of `order`, those first whose step needs most in `order` and around the best so far, until
+/// all are seen or the time is over.
+pub(super) fn prove(net: &Network, order: &[u32], need: &[i64], budget: i64, clock: &Clock) -> Proved {
+    let mut bounds = Bounds::new(net);
+    let mut proved = Proved { floor: largest_need(net), extra: 0.0 };
+    let mut seen = vec![false; order.len()];
+    let mut ranked: Vec<usize> = (0..order.len()).collect();
+    ranked.sort_by_key(|&p| (std::cmp::Reverse(need[p]), p));
+    let mut next = ranked.iter().copied();
+    // Steps next to a good one first: they show nearly the same.
+    let mut near: Vec<usize> = Vec::new();
+    let mut count = 0;
+    while let Some(p) = near.pop().or_else(|| next.next()) {
+        if std::mem::replace(&mut seen[p], true) {
+            continue;
+        }
+        if !clock.may_prove(count) {
+            break;
+        }
+        count += 1;
+        let better = match bounds.extra(order[p], budget, clock) {
+            Some(extra) if extra > proved.extra => {
+                proved.extra = extra;
+                true
+            }
+            Some(_) => false,
+            None if clock.is_over() => false,
+            None => {
+                let least = bounds.least(order[p]);
+                let better = least > proved.floor;
+                proved.floor = proved.floor.max(least);
+                better
+            }
+        };
+        if better {
+            near.extend([p.wrapping_sub(1), p + 1].into_iter().filter(|&q| q < order.len() && !seen[q]));
+        }
+    }
+    proved
+}

@@ -1,0 +1,189 @@
+//! Recomputation: the cheapest schedule of a graph whose peak stays within a budget.
+//!
+//! A schedule is a sequence of nodes in which a node may stand more than once; each read takes the latest copy, and a copy
+//! lives from its step to its last read. Dropping a buffer while it lies idle and computing it again costs time and saves
+//! memory where the peak is: rematerialisation, in training known as gradient checkpointing. Finding the cheapest schedule
+//! within a budget is NP-hard; [`remat`] searches locally from greedy starts and says how far from the optimum it can be.
+//!
+//! Sources of the ideas: Chen et al., *Training Deep Nets with Sublinear Memory Cost* (2016); Jain et al., *Checkmate* (2020),
+//! for schedules with any number of repeats as an exact problem; Kirisame et al., *Dynamic Tensor Rematerialization* (2021),
+//! for choosing what to drop by bytes, staleness and cost of the way back; Bartan et al., *Moccasin* (2023), for intervals of
+//! retention over one fixed order of steps.
+
+mod bound;
+mod clock;
+mod combine;
+mod flow;
+mod network;
+mod offload;
+mod program;
+mod repair;
+mod schedule;
+mod search;
+mod tape;
+
+use crate::dag::TaskId;
+use crate::order::{Effort, OrderPolicy, Sizes, best_order, candidates};
+use crate::remat_graph::RematGraph;
+use clock::Clock;
+pub use clock::Limit;
+use network::Network;
+pub use offload::Transfer;
+pub(crate) use program::DagSearch;
+pub use schedule::{Placed, Remat};
+
+/// How many bytes a schedule may need above the fixed part.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Budget {
+    /// So many.
+    Bytes(u64),
+    /// This part of the smallest peak found without recomputation.
+    Fraction(f64),
+}
+
+/// What [`remat`] is asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RematOptions {
+    /// The most bytes above the fixed part that any step may need.
+    pub budget: Budget,
+    /// Time to copy a byte to the host or back, in units of cost, if buffers may be sent there.
+    pub link: Option<f64>,
+    /// How much searching is allowed.
+    pub limit: Limit,
+    /// Where chance begins.
+    pub seed: u64,
+}
+
+/// Why there is nothing to search.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RematError {
+    /// Sums of bytes do not fit the search's arithmetic.
+    #[error("buffers and workspaces together are {bytes} bytes; the search takes less than 2^62")]
+    TooLarge {
+        /// The sum.
+        bytes: u128,
+    },
+}
+
+/// The cheapest schedule found whose peak is at most the budget; if none was found, the one with the smallest peak found
+/// ([`Remat::is_met`] tells).
+///
+/// # Errors
+/// If bytes do not fit the search's arithmetic.
+pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematError> {
+    let mut clock = Clock::new(options.limit);
+    let problem = Problem::new(graph, options)?;
+    let budget = problem.budget(options.budget);
+    Ok(problem.solve(options, budget, &mut clock))
+}
+
+/// As [`remat`], but the budget is for the slab that all buffers and workspaces are packed into. Where packing loses bytes,
+/// the search is done again for a smaller peak.
+///
+/// # Errors
+/// If bytes do not fit the search's arithmetic.
+pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Remat, Placed), RematError> {
+    let clock = Clock::new(options.limit);
+    let problem = Problem::new(graph, options)?;
+    let budget = problem.budget(options.budget);
+    let mut target = budget;
+    let mut best: Option<(Remat, Placed)> = None;
+    for part in SLAB_PARTS {
+        let remat = problem.solve(options, target, &mut clock.slice(part));
+        let placed = remat.place(graph);
+        let lost = placed.height.saturating_sub(remat.peak);
+        if best.as_ref().is_none_or(|b| b.1.height > placed.height) {
+            best = Some((Remat { budget, ..remat }, placed));
+        }
+        let tighter = budget.saturating_sub(lost.max(1)).min(target - target / 512);
+        if best.as_ref().is_some_and(|b| b.1.height <= budget) || tighter < problem.largest_need() {
+            break;
+        }
+        target = tighter;
+    }
+    Ok(best.expect("there is at least one part"))
+}
+
+/// The parts of the time for searches with ever smaller targets until the slab fits.
+const SLAB_PARTS: [f64; 4] = [0.7, 0.12, 0.1, 0.08];
+
+/// A graph as the search sees it.
+struct Problem {
+    net: Network,
+    /// Orders without repeats, the smallest peak first.
+    orders: Vec<Vec<u32>>,
+    /// The node of each computation.
+    nodes: Vec<u32>,
+    /// The peak of the first of the orders.
+    ordered_peak: i64,
+}
+
+impl Problem {
+    fn new(graph: &RematGraph, options: &RematOptions) -> Result<Problem, RematError> {
+        let bytes = graph.nodes.iter().map(|n| u128::from(n.bytes) + u128::from(n.workspace)).sum();
+        if bytes >= 1 << 62 {
+            return Err(RematError::TooLarge { bytes });
+        }
+        let (net, nodes) = Network::of(graph);
+        let dag = graph.to_dag(false).dag;
+        let mut orders: Vec<Vec<TaskId>> =
+            candidates(&dag, OrderPolicy::MinPeak, false, Sizes::Exact).into_iter().map(|(_, order)| order).collect();
+        // A fraction is one of the best order there is; in a hurry, others have to do for bytes.
+        if options.limit.is_ample() || matches!(options.budget, Budget::Fraction(_)) {
+            orders.push(best_order(&dag, false, Effort::Counted, Sizes::Exact).order);
+        }
+        let ranked = |order: Vec<TaskId>| {
+            let order: Vec<u32> = order.iter().map(|task| task.0).chain([net.sink()]).collect();
+            (tape::Tape::new(&net, &order).peak(), order)
+        };
+        let mut ranked: Vec<(i64, Vec<u32>)> = orders.into_iter().map(ranked).collect();
+        ranked.sort();
+        ranked.dedup();
+        ranked.truncate(3);
+        let ordered_peak = ranked[0].0;
+        Ok(Problem { ordered_peak, orders: ranked.into_iter().map(|(_, o)| o).collect(), net, nodes })
+    }
+
+    fn budget(&self, budget: Budget) -> u64 {
+        match budget {
+            Budget::Bytes(bytes) => bytes,
+            Budget::Fraction(fraction) => (self.ordered_peak as f64 * fraction.max(0.0)) as u64,
+        }
+    }
+
+    fn largest_need(&self) -> u64 {
+        bound::largest_need(&self.net) as u64
+    }
+
+    fn solve(&self, options: &RematOptions, budget_bytes: u64, clock: &mut Clock) -> Remat {
+        let (net, orders) = (&self.net, &self.orders);
+        let budget = budget_bytes.min(1 << 62) as i64;
+        let remat = |order: &[u32], peak: i64, cost: u128| Remat {
+            schedule: self.schedule(order),
+            transfers: Vec::new(),
+            budget: budget_bytes,
+            peak: peak as u64,
+            ordered_peak: self.ordered_peak as u64,
+            cost,
+            time: cost,
+            time_bound: net.base_cost,
+            peak_bound: self.largest_need(),
+        };
+        if let Some(link) = options.link {
+            let found = combine::combine(net, orders, budget, link.max(0.0), clock, options.seed);
+            let time = found.time.round() as u128;
+            return Remat { transfers: found.transfers, time, ..remat(&found.order, found.peak, found.cost) };
+        }
+        let found = search::search(net, orders, budget, clock, options.seed);
+        let tape = tape::Tape::new(net, &orders[0]);
+        let proved = bound::prove(net, &orders[0], &tape.need, budget, clock);
+        let most = if found.peak <= budget { found.cost } else { u128::MAX };
+        let time_bound = (net.base_cost + proved.extra as u128).min(most);
+        Remat { time_bound, peak_bound: proved.floor as u64, ..remat(&found.order, found.peak, found.cost) }
+    }
+
+    /// The order of nodes that an order of computations stands for.
+    fn schedule(&self, order: &[u32]) -> Vec<u32> {
+        order.iter().filter(|&&i| i != self.net.sink()).map(|&i| self.nodes[i as usize]).collect()
+    }
+}

@@ -1,0 +1,284 @@
+//! Making a schedule fit, and making it cheap again.
+//!
+//! *Repair*: while a step needs too much, one of the buffers that lie idle there is dropped after its last read before and
+//! computed again just before its next read after, with whatever of its inputs is gone by then. Which one: most bytes × steps
+//! relieved per cost. *Pruning*: a copy is taken out where the one before it can stay.
+
+use super::tape::{Copy, Tape};
+use crate::generate::Random;
+
+/// What a repair may do.
+pub(super) struct Repairer {
+    pub budget: i64,
+    /// How much scores are disturbed: 0 for not at all.
+    pub noise: f64,
+    /// How much of what a drop frees beyond what is needed counts, as a fraction of the buffer.
+    pub greed: f64,
+    /// By step: how many steps before it need too much.
+    over: Vec<u32>,
+    /// What has to be computed again for the candidate at hand, inputs first; the best candidate's.
+    chain: Vec<u32>,
+    best_chain: Vec<u32>,
+    /// By computation: in `chain`, or found impossible, in round `round`.
+    seen: Vec<u32>,
+    round: u32,
+    /// By computation: the repair in which it was moved last. Moving costs nothing; twice would be going in circles.
+    moved: Vec<u32>,
+    repairs: u32,
+    /// Candidates and copies to be pruned.
+    order: Vec<(f64, Copy)>,
+}
+
+/// What to do about a step that needs too much.
+enum Act {
+    /// Compute `best_chain` just before this position; the copy goes if that leaves it unread.
+    Again(u32, Copy),
+    /// Move a copy to just before this position.
+    Move(Copy, u32),
+}
+
+/// The best thing to do.
+struct Choice {
+    act: Option<Act>,
+    score: f64,
+}
+
+impl Choice {
+    /// Takes `act` if it is better.
+    fn offer(&mut self, score: f64, act: Act) -> bool {
+        let better = score > self.score;
+        if better {
+            *self = Choice { act: Some(act), score };
+        }
+        better
+    }
+}
+
+impl Repairer {
+    pub fn new(nodes: usize, budget: i64) -> Repairer {
+        let (over, chain, best_chain, order) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Repairer {
+            budget,
+            noise: 0.0,
+            greed: 0.25,
+            over,
+            chain,
+            best_chain,
+            seen: vec![0; nodes],
+            round: 0,
+            moved: vec![0; nodes],
+            repairs: 0,
+            order,
+        }
+    }
+
+    /// Makes every step fit. False if it cannot, or not with `inserts_max` recomputations more or for less than `cost_max`;
+    /// the tape is valid, but does not fit then.
+    pub fn repair(&mut self, tape: &mut Tape, random: &mut Random, inserts_max: usize, cost_max: u128) -> bool {
+        let mut inserted = 0;
+        self.repairs += 1;
+        loop {
+            let Some(worst) = self.worst(tape) else { return true };
+            if inserted >= inserts_max || tape.cost > cost_max {
+                return false;
+            }
+            let Some(act) = self.choose(tape, random, worst) else { return false };
+            match act {
+                Act::Again(read, copy) => {
+                    inserted += self.best_chain.len();
+                    for (k, &node) in self.best_chain.iter().enumerate() {
+                        tape.insert(node, read + k as u32);
+                    }
+                    if tape.last[copy as usize] == tape.pos[copy as usize] && tape.may_remove(copy) {
+                        tape.remove(copy);
+                    }
+                }
+                Act::Move(copy, to) => {
+                    inserted += 1;
+                    self.moved[tape.node[copy as usize] as usize] = self.repairs;
+                    tape.relocate(copy, to);
+                }
+            }
+        }
+    }
+
+    /// The step that needs most, if that is too much; counts the steps that do.
+    fn worst(&mut self, tape: &Tape) -> Option<u32> {
+        let (mut worst, mut most) = (None, self.budget);
+        self.over.clear();
+        self.over.push(0);
+        let mut count = 0;
+        for (p, &need) in tape.need.iter().enumerate() {
+            if need > most {
+                (worst, most) = (Some(p as u32), need);
+            }
+            count += u32::from(need > self.budget);
+            self.over.push(count);
+        }
+        worst
+    }
+
+    /// The best thing to do about step `at`; what to compute again is left in `best_chain`.
+    fn choose(&mut self, tape: &Tape, random: &mut Random, at: u32) -> Option<Act> {
+        let mut best = Choice { act: None, score: 0.0 };
+        let net = tape.net;
+        let excess = tape.need[at as usize] - self.budget;
+        let epsilon = 1e-9 * net.base_cost as f64 + 1.0;
+        let here = net.inputs.of(tape.node_at(at));
+        let score = |relieved: i64, steps: u32, cost: u128, luck: f64| relieved as f64 * f64::from(steps) / (cost as f64 + epsilon) * luck;
+        for p in 0..at {
+            let c = tape.sequence[p as usize];
+            let last = tape.last[c as usize];
+            if last <= at {
+                continue;
+            }
+            let node = tape.node[c as usize];
+            let bytes = net.bytes[node as usize];
+            if bytes == 0 || here.contains(&node) {
+                continue;
+            }
+            let Some(read) = tape.first_read(node, at + 1, last + 1) else { continue };
+            let used = tape.last_read(node, p + 1, at).unwrap_or(p);
+            let steps = self.over[read as usize] - self.over[used as usize + 1];
+            let luck = if self.noise > 0.0 { (self.noise * (random.unit() - 0.5)).exp() } else { 1.0 };
+            let enough = excess.max((bytes as f64 * self.greed) as i64);
+            let reader = tape.sequence[read as usize];
+            if read == last
+                && let Some(gain) = self.sooner(tape, reader, read, at)
+            {
+                best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(reader, at));
+            }
+            if used == p
+                && let Some(gain) = self.later(tape, c, read, at)
+            {
+                best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(c, read));
+            }
+            if net.once[node as usize] || steps == 0 {
+                continue;
+            }
+            // Nothing that it takes besides makes it better than it would be by itself.
+            let alone = if used == p { 0 } else { u128::from(net.cost[node as usize]) };
+            if score(bytes.min(enough), steps, alone, luck) <= best.score {
+                continue;
+            }
+            self.chain.clear();
+            self.round += 1;
+            let Some((cost, kept)) = self.again(tape, node, read, at, bytes) else { continue };
+            let cost = if used == p { cost - u128::from(net.cost[node as usize]) } else { cost };
+            if best.offer(score((bytes - kept).min(enough), steps, cost, luck), Act::Again(read, c)) {
+                std::mem::swap(&mut self.chain, &mut self.best_chain);
+            }
+        }
+        best.act
+    }
+
+    /// What step `at` gains when the copy at `read` is made just before it instead; nothing if that cannot be.
+    fn sooner(&self, tape: &Tape, copy: Copy, read: u32, at: u32) -> Option<i64> {
+        let net = tape.net;
+        let node = tape.node[copy as usize];
+        let ready = |j: u32| tape.source(j, read).is_some_and(|s| tape.pos[s as usize] < at);
+        if node == net.sink()
+            || self.moved[node as usize] == self.repairs
+            || !net.inputs.of(node).iter().all(|&j| ready(j))
+            || !tape.is_quiet(node, at, read)
+        {
+            return None;
+        }
+        let mut gain = -net.bytes[node as usize];
+        for &j in net.inputs.of(node) {
+            let s = tape.source(j, read)?;
+            if tape.last[s as usize] < read {
+                continue;
+            }
+            if tape.last_read(j, at, read).is_none() {
+                gain += net.bytes[j as usize];
+            }
+        }
+        Some(gain)
+    }
+
+    /// What step `at` gains when `copy`, which nobody has read by then, is made just before `read`; nothing if it cannot be.
+    fn later(&self, tape: &Tape, copy: Copy, read: u32, at: u32) -> Option<i64> {
+        let net = tape.net;
+        let node = tape.node[copy as usize];
+        let p = tape.pos[copy as usize];
+        if self.moved[node as usize] == self.repairs || !tape.is_quiet(node, p + 1, read) {
+            return None;
+        }
+        let mut gain = net.bytes[node as usize];
+        for &j in net.inputs.of(node) {
+            let s = tape.source(j, p)?;
+            if tape.last[s as usize] < at {
+                gain -= net.bytes[j as usize];
+            }
+        }
+        Some(gain)
+    }
+
+    /// Appends to `chain` what computes `node` just before `read`, inputs first. An input that is gone by then is kept alive
+    /// where there is room, else computed again too. Returns the cost, and the bytes that are kept alive across step `at`.
+    fn again(&mut self, tape: &Tape, node: u32, read: u32, at: u32, worth: i64) -> Option<(u128, i64)> {
+        if !tape.may_insert(node, read) {
+            return None;
+        }
+        self.seen[node as usize] = self.round;
+        let (mut cost, mut kept) = (u128::from(tape.net.cost[node as usize]), 0);
+        for &j in tape.net.inputs.of(node) {
+            if self.seen[j as usize] == self.round {
+                continue;
+            }
+            let source = tape.source(j, read)?;
+            let last = tape.last[source as usize];
+            if last >= read {
+                continue;
+            }
+            let bytes = tape.net.bytes[j as usize];
+            let room = tape.peak_in(last + 1, read) + bytes <= self.budget;
+            if room {
+                continue;
+            }
+            if bytes * 16 <= worth {
+                kept += if last < at { bytes } else { 0 };
+                continue;
+            }
+            let (more, other) = self.again(tape, j, read, at, worth)?;
+            cost += more;
+            kept += other;
+        }
+        self.chain.push(node);
+        Some((cost, kept))
+    }
+
+    /// Takes out copies that can go, dearest per byte × step first, until none can.
+    pub fn prune(&mut self, tape: &mut Tape, random: &mut Random) {
+        loop {
+            self.order.clear();
+            for p in 0..tape.len() {
+                let c = tape.sequence[p as usize];
+                let node = tape.node[c as usize];
+                if tape.copies[node as usize].len() < 2 || !tape.may_remove(c) {
+                    continue;
+                }
+                let gap = tape.previous(c).map_or(0, |d| p - tape.last[d as usize].min(p));
+                let held = tape.net.bytes[node as usize] as f64 * f64::from(gap) + 1.0;
+                let mut score = (tape.net.cost[node as usize] as f64 + 1.0) / held;
+                if self.noise > 0.0 {
+                    score *= (self.noise * (random.unit() - 0.5)).exp();
+                }
+                self.order.push((score, c));
+            }
+            self.order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            let mut removed = false;
+            for k in 0..self.order.len() {
+                let c = self.order[k].1;
+                if tape.may_remove(c) && tape.peak_without(c) <= self.budget {
+                    tape.remove(c);
+                    removed = true;
+                }
+            }
+            if !removed {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The search: starts, and local search from them.
+//!
+//! Each round of the local search disturbs the schedule (recomputations are taken out, steps are moved within what they depend
+//! on, or the budget is tightened for a moment), repairs and prunes it, and keeps the outcome as simulated annealing would.
+
+use super::clock::Clock;
+use super::network::Network;
+use super::repair::Repairer;
+use super::tape::{Copy, Tape};
+use crate::generate::Random;
+
+/// A schedule with what it costs and needs.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub order: Vec<u32>,
+    pub cost: u128,
+    pub peak: i64,
+}
+
+impl Found {
+    fn of(tape: &Tape) -> Found {
+        Found { order: tape.order().collect(), cost: tape.cost, peak: tape.peak() }
+    }
+}
+
+/// The cheapest schedule that was found to fit `budget`, or, if none was, the one with the smallest peak. `orders` are complete
+/// orders without repeats, the sink at the end, best first.
+pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mut Clock, seed: u64) -> Found {
+    let mut search = Search {
+        budget,
+        tape: Tape::new(net, &orders[0]),
+        repairer: Repairer::new(net.len(), budget),
+        random: Random(seed),
+        removable: Vec::new(),
+    };
+    let mut best = Found::of(&search.tape);
+    let mut starts = Vec::new();
+    for order in orders {
+        search.tape.load(order);
+        if search.tape.peak() <= budget {
+            return Found::of(&search.tape);
+        }
+        if search.tape.peak() < best.peak {
+            best = Found::of(&search.tape);
+        }
+        for descent in [false, true] {
+            if starts.is_empty() || clock.progress() < 0.25 {
+                starts.extend(search.start(order, 0.0, descent));
+            }
+        }
+    }
+    let mut tries = 0;
+    while starts.is_empty() && tries < 12 && clock.progress() < 0.3 {
+        tries += 1;
+        starts.extend(search.start(&orders[tries % orders.len()], 0.3 * tries as f64, tries % 3 == 0));
+        clock.tick();
+    }
+    if starts.is_empty() {
+        search.squeeze(&mut best, clock);
+        if best.peak > budget {
+            return best;
+        }
+        starts.push(best);
+    }
+    starts.sort_by_key(|s| s.cost);
+    let mut best = starts[0].clone();
+    let anneals = clock.anneals();
+    for k in 0..anneals {
+        let (from, to) = (k as f64 / anneals as f64 * 0.6, (k + 1) as f64 / anneals as f64 * 0.6);
+        let start = if k < starts.len() {
+            starts[k].clone()
+        } else {
+            let order = &orders[k % orders.len()];
+            let noise = 0.5 * search.random.below(5) as f64;
+            search.start(order, noise, k % 2 == 1).unwrap_or_else(|| best.clone())
+        };
+        if let Some(found) = search.anneal(start, clock, from, to, 1.0) {
+            best = if found.cost < best.cost { found } else { best };
+        }
+    }
+    for (from, to) in [(0.6, 0.8), (0.8, 1.0)] {
+        if let Some(found) = search.anneal(best.clone(), clock, from, to, 0.5) {
+            best = if found.cost < best.cost { found } else { best };
+        }
+    }
+    best
+}
+
+struct Search<'n> {
+    budget: i64,
+    tape: Tape<'n>,
+    repairer: Repairer,
+    random: Random,
+    removable: Vec<Copy>,
+}
+
+impl Search<'_> {
+    /// A schedule that fits, made from `order` by repair and pruning, at once or by way of budgets between.
+    fn start(&mut self, order: &[u32], noise: f64, descent: bool) -> Option<Found> {
+        self.tape.load(order);
+        self.repairer.noise = noise;
+        self.repairer.greed = 0.25;
+        let levels = if descent { 8 } else { 1 };
+        let peak = self.tape.peak();
+        for level in 1..=levels {
+            let target = peak - ((peak - self.budget) as f64 * f64::from(level) / f64::from(levels)) as i64;
+            self.repairer.budget = if level == levels { self.budget } else { target };
+            let inserts_max = 2 * self.tape.net.len() + 200;
+            let done = self.repairer.repair(&mut self.tape, &mut self.random, inserts_max, u128::MAX);
+            if !done {
+                self.repairer.budget = self.budget;
+                return None;
+            }
+            self.repairer.prune(&mut self.tape, &mut self.random);
+        }
+        self.repairer.budget = self.budget;
+        Some(Found::of(&self.tape))
+    }
+
+    /// Lowers the peak of `best`, whatever it costs, until it fits or half of the time is over.
+    fn squeeze(&mut self, best: &mut Found, clock: &mut Clock) {
+        while best.peak > self.budget && clock.progress() < 0.6 {
+            clock.tick();
+            self.tape.load(&best.order);
+            self.disturb();
+            let step = best.peak as f64 * 0.03 * self.random.unit();
+            self.repairer.budget = (best.peak - 1 - step as i64).max(self.budget);
+            self.repairer.noise = 2.0 * self.random.unit();
+            self.repairer.greed = [0.0, 0.25][self.random.below(2) as usize];
+            let cost_max = best.cost.saturating_mul(4);
+            self.repairer.repair(&mut self.tape, &mut self.random, 100, cost_max);
+            let peak = self.tape.peak();
+            if peak <= best.peak {
+                self.repairer.budget = peak.max(self.budget);
+                self.repairer.prune(&mut self.tape, &mut self.random);
+                if self.tape.peak() < best.peak || self.tape.cost <= best.cost {
+                    *best = Found::of(&self.tape);
+                }
+            }
+        }
+        self.repairer.budget = self.budget;
+    }
+
+    /// Local search from `start` while the clock goes `from` there `to` here; the best of it, if it came to anything.
+    fn anneal(&mut self, start: Found, clock: &mut Clock, from: f64, to: f64, heat: f64) -> Option<Found> {
+        let base = self.tape.net.base_cost as f64;
+        let hottest = heat * (0.0007 * base + 0.01 * (start.cost as f64 - base).max(0.0));
+        self.tape.load(&start.order);
+        let (mut now, mut cost) = (start.order.clone(), start.cost);
+        let mut best: Option<Found> = None;
+        let mut best_cost = start.cost;
+        loop {
+            let progress = clock.progress();
+            if progress >= to {
+                return best;
+            }
+            clock.tick();
+            let cold = ((progress - from) / (to - from)).clamp(0.0, 1.0);
+            let heat = hottest * (1.0 - cold);
+            self.disturb();
+            let fits = self.mend(cost + cost / 5);
+            let worse = self.tape.cost as f64 - cost as f64;
+            if fits && (worse <= 0.0 || worse <= -heat * (self.random.unit() + 1e-12).ln()) {
+                now.clear();
+                now.extend(self.tape.order());
+                cost = self.tape.cost;
+                if cost < best_cost {
+                    best_cost = cost;
+                    best = Some(Found::of(&self.tape));
+                }
+            } else {
+                self.tape.load(&now);
+            }
+        }
+    }
+
+    /// Repairs and prunes what was disturbed.
+    fn mend(&mut self, cost_max: u128) -> bool {
+        let random = &mut self.random;
+        self.repairer.noise = [0.0, 0.5, 1.0, 2.0][random.below(4) as usize];
+        self.repairer.greed = [0.0, 0.0, 0.25, 1.0][random.below(4) as usize];
+        if random.below(3) == 0 && !self.removable.is_empty() {
+            // Room for about one buffer more than needed, which pruning may use otherwise.
+            let c = self.removable[random.below(self.removable.len() as u64) as usize];
+            let bytes = self.tape.net.bytes[self.tape.node[c as usize] as usize];
+            self.repairer.budget -= (bytes as f64 * 2.0 * random.unit()) as i64;
+        }
+        let fits = self.repairer.repair(&mut self.tape, random, 60, cost_max);
+        self.repairer.budget = self.budget;
+        let fits = fits || self.tape.peak() <= self.budget;
+        if fits {
+            self.repairer.prune(&mut self.tape, random);
+        }
+        fits
+    }
+
+    /// Takes some recomputations out, moves some steps, or both.
+    fn disturb(&mut self) {
+        let Search { tape, random, removable, .. } = self;
+        removable.clear();
+        removable.extend(tape.sequence.iter().copied().filter(|&c| tape.may_remove(c)));
+        let kind = random.below(3);
+        if kind < 2 && !removable.is_empty() {
+            let at = random.below(removable.len() as u64) as usize;
+            let most = [4, 12][random.below(2) as usize];
+            let count = 1 + random.below(most) as usize;
+            for &c in removable.iter().skip(at).take(count) {
+                if tape.may_remove(c) {
+                    tape.remove(c);
+                }
+            }
+        }
+        if kind >= 1 {
+            for _ in 0..1 + random.below(3) {
+                let p = random.below(u64::from(tape.len()) - 1) as u32;
+                wander(tape, p, random);
+            }
+        }
+        removable.retain(|&c| tape.copies[tape.node[c as usize] as usize].contains(&c));
+    }
+}
+
+/// Moves the step at `p` to a random place between what it reads and its first reader.
+fn wander(tape: &mut Tape, p: u32, random: &mut Random) {
+    let node = tape.node_at(p);
+    if node == tape.net.sink() {
+        return;
+    }
+    let latest = tape.first_read(node, p + 1, tape.len()).unwrap_or(tape.len() - 1);
+    let sources = tape.net.inputs.of(node).iter().filter_map(|&j| tape.source(j, p));
+    let earliest = sources.map(|s| tape.pos[s as usize] + 1).max().unwrap_or(0);
+    let to = earliest + random.below(u64::from(latest - earliest) + 1) as u32;
+    let (from, until) = if to > p { (p + 1, to) } else { (to, p) };
+    if from < until && tape.is_quiet(node, from, until) {
+        let copy = tape.sequence[p as usize];
+        tape.relocate(copy, to);
+    }
+}

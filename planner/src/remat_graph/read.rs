@@ -1,0 +1,148 @@
+//! Reading and verifying.
+
+use super::{GraphError, Node, RematGraph};
+use crate::dag::DagError;
+use flate2::bufread::MultiGzDecoder;
+use serde_json::{Map, Value};
+use std::io::Read;
+
+/// The most text a graph may have, unpacked: some hundred thousand nodes, and little enough to be parsed in memory.
+const MAX_TEXT: u64 = 64 << 20;
+/// What the file says it is.
+const FORMAT: &str = "remat-graph-v1";
+
+pub(super) fn read(content: &[u8]) -> Result<RematGraph, GraphError> {
+    // Both bytes of gzip's magic: JSON starts with neither.
+    let value: Value = if content.starts_with(&[0x1f, 0x8b]) {
+        let mut text = Vec::new();
+        MultiGzDecoder::new(content).take(MAX_TEXT + 1).read_to_end(&mut text).map_err(GraphError::Gzip)?;
+        parse(&text)?
+    } else {
+        parse(content)?
+    };
+    let format = |what: &str| GraphError::Format(what.into());
+    let object = value.as_object().ok_or_else(|| format("a graph is a JSON object"))?;
+    match object.get("format") {
+        Some(Value::String(name)) if name == FORMAT => {}
+        Some(other) => return Err(GraphError::Format(format!("the format is {other}, not \"{FORMAT}\""))),
+        None => return Err(GraphError::Format(format!("there is no \"format\", which must be \"{FORMAT}\""))),
+    }
+    let nodes = object.get("nodes").and_then(Value::as_array).ok_or_else(|| format("there is no list \"nodes\""))?;
+    let outputs = object.get("outputs").and_then(Value::as_array).ok_or_else(|| format("there is no list \"outputs\""))?;
+    let mut graph = RematGraph { name: text(object, "name"), ..RematGraph::default() };
+    for (index, value) in nodes.iter().enumerate() {
+        graph.nodes.push(node(index, value, nodes.len())?);
+    }
+    for value in outputs {
+        let output = value.as_u64().filter(|&o| o < nodes.len() as u64);
+        let output = output.ok_or_else(|| GraphError::Format(format!("output {value} is none of the {} nodes", nodes.len())))?;
+        graph.outputs.push(output as u32);
+    }
+    graph.outputs.sort_unstable();
+    graph.outputs.dedup();
+    verify(&mut graph)?;
+    Ok(graph)
+}
+
+fn parse(text: &[u8]) -> Result<Value, GraphError> {
+    if text.len() as u64 > MAX_TEXT {
+        return Err(GraphError::TooLarge { most: MAX_TEXT });
+    }
+    Ok(serde_json::from_slice(text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text))?)
+}
+
+/// A label, or nothing.
+fn text(object: &Map<String, Value>, key: &str) -> String {
+    object.get(key).and_then(Value::as_str).unwrap_or_default().to_string()
+}
+
+fn node(index: usize, value: &Value, count: usize) -> Result<Node, GraphError> {
+    let object = value.as_object().ok_or_else(|| GraphError::Format(format!("node {index} is no JSON object")))?;
+    let name = text(object, "name");
+    let error = |what: String| GraphError::Node { index, name: name.clone(), what };
+    let number = |key: &str, default: Option<u64>| match object.get(key) {
+        None => default.ok_or_else(|| error(format!("there is no \"{key}\""))),
+        Some(value) => {
+            let whole = value.as_u64().or_else(|| value.as_f64().and_then(whole));
+            whole.ok_or_else(|| error(format!("\"{key}\" is {value}, not a whole number from 0 to 2^64-1")))
+        }
+    };
+    let flag = |key: &str, default: bool| match object.get(key) {
+        None => Ok(default),
+        Some(value) => value.as_bool().ok_or_else(|| error(format!("\"{key}\" is {value}, neither true nor false"))),
+    };
+    let indices = |key: &str| -> Result<Vec<u32>, GraphError> {
+        let list = match object.get(key) {
+            None => return Ok(Vec::new()),
+            Some(value) => value.as_array().ok_or_else(|| error(format!("\"{key}\" is no list")))?,
+        };
+        let known = |value: &Value| match value.as_u64().filter(|&j| j < count as u64) {
+            Some(j) => Ok(j as u32),
+            None => Err(error(format!("\"{key}\" names {value}, which is none of the {count} nodes"))),
+        };
+        let mut list = list.iter().map(known).collect::<Result<Vec<u32>, _>>()?;
+        list.sort_unstable();
+        list.dedup();
+        Ok(list)
+    };
+    Ok(Node {
+        inputs: indices("inputs")?,
+        bytes: number("bytes", None)?,
+        flops: number("flops", Some(0))?,
+        cost: number("cost", Some(0))?,
+        workspace: number("workspace", Some(0))?,
+        persistent: flag("persistent", false)?,
+        inplace: indices("inplace")?,
+        mutates: indices("mutates")?,
+        recompute: flag("recompute", true)?,
+        name,
+    })
+}
+
+/// A number written with a point or an exponent, if it is whole and exact all the same.
+fn whole(number: f64) -> Option<u64> {
+    const EXACT: f64 = (1u64 << 53) as f64;
+    (number.fract() == 0.0 && (0.0..=EXACT).contains(&number)).then_some(number as u64)
+}
+
+fn verify(graph: &mut RematGraph) -> Result<(), GraphError> {
+    if graph.nodes.len() > u32::MAX as usize {
+        return Err(DagError::TooMany { what: "nodes", count: graph.nodes.len() }.into());
+    }
+    let mut sums = [("bytes and workspaces", 0u64), ("costs", 0), ("flops", 0)];
+    let mut forward = None;
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let error = |what: String| GraphError::Node { index, name: node.name.clone(), what };
+        for (sum, amount) in [(0, node.bytes), (0, node.workspace), (1, node.cost), (2, node.flops)] {
+            let (what, sum) = &mut sums[sum];
+            *sum = sum.checked_add(amount).ok_or_else(|| error(format!("with its {amount}, the sum of {what} exceeds 64 bits")))?;
+        }
+        if node.persistent && !node.mutates.is_empty() {
+            return Err(error("it is persistent and never runs, so it cannot change others".into()));
+        }
+        if let Some(&p) = node.mutates.iter().find(|&&p| !graph.nodes[p as usize].persistent) {
+            return Err(error(format!("it changes node {p} `{}`, which is not persistent", graph.nodes[p as usize].name)));
+        }
+        if node.persistent {
+            continue;
+        }
+        if node.inputs.binary_search(&(index as u32)).is_ok() {
+            return Err(error("it reads its own result".into()));
+        }
+        if let Some(&j) = node.inputs.iter().find(|&&j| j as usize > index) {
+            forward.get_or_insert(error(format!("it reads node {j} `{}`, which stands after it", graph.nodes[j as usize].name)));
+        }
+    }
+    // What no checker would let take place is no permission.
+    let sizes: Vec<Option<u64>> = (0u32..)
+        .zip(&graph.nodes)
+        .map(|(i, node)| (!node.persistent && graph.outputs.binary_search(&i).is_err()).then_some(node.bytes))
+        .collect();
+    for node in &mut graph.nodes {
+        let (inputs, bytes) = (&node.inputs, node.bytes);
+        node.inplace.retain(|&j| bytes > 0 && inputs.binary_search(&j).is_ok() && sizes[j as usize] == Some(bytes));
+    }
+    // A circle is told as one; only then a mere disorder.
+    graph.to_dag(true).dag.verify()?;
+    forward.map_or(Ok(()), Err)
+}

@@ -1,0 +1,188 @@
+//! Dags in which some tasks run more than once, and plans that keep a budget that way.
+//!
+//! Computing a buffer again instead of keeping it is a rewriting of the dag: each run is a task of its own, and what a run
+//! makes is a buffer of its own, so that a read names the run that it takes its data from. What comes out is a dag like any
+//! other, planned and checked like any other; [`check_repeats`](crate::check_repeats) tells besides whether it does the work of
+//! the dag it was made from.
+
+use crate::check::{Checked, check_repeats};
+use crate::dag::{Buffer, BufferId, Dag, MayReuse, Task, TaskId};
+use crate::plan::{Options, Plan, PlanError, plan};
+use crate::remat::DagSearch;
+use std::collections::HashSet;
+
+/// A dag made from another: each of its tasks is a run of one task of that, each of its buffers what one run makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repeated {
+    /// The runs, in the order they were scheduled, and what they make.
+    pub dag: Dag,
+    /// For each run, the task that it runs.
+    pub task_of: Vec<TaskId>,
+    /// For each buffer, the one whose data it holds.
+    pub buffer_of: Vec<BufferId>,
+}
+
+impl Repeated {
+    /// The dag whose tasks run as `runs` says, each once or more, every read taking what was made last. Every task must run
+    /// after those it depends on; what runs twice must be [`Task::repeatable`].
+    fn new(dag: &Dag, runs: &[TaskId]) -> Self {
+        let mut repeated = Repeated { dag: Dag::new(), task_of: Vec::new(), buffer_of: Vec::new() };
+        let mut first_writer = vec![None; dag.buffers.len()];
+        for (t, task) in (0u32..).zip(&dag.tasks) {
+            task.writes.iter().for_each(|b| _ = first_writer[b.index()].get_or_insert(TaskId(t)));
+        }
+        let mut left = vec![0u32; dag.tasks.len()];
+        runs.iter().for_each(|t| left[t.index()] += 1);
+        let mut runs_of: Vec<Vec<TaskId>> = vec![Vec::new(); dag.tasks.len()];
+        let mut latest = vec![None; dag.buffers.len()];
+        // What no run makes exists once.
+        for (b, buffer) in (0u32..).zip(&dag.buffers) {
+            if buffer.live_in || first_writer[b as usize].is_none() {
+                latest[b as usize] = Some(repeated.add_buffer(BufferId(b), buffer.clone()));
+            }
+        }
+        let mut pairs = dag.may_reuse.clone();
+        pairs.sort_unstable();
+        for &run in runs {
+            let task = &dag.tasks[run.index()];
+            left[run.index()] -= 1;
+            let (is_first, is_last) = (runs_of[run.index()].is_empty(), left[run.index()] == 0);
+            let name = |name: &str| if is_first { name.to_string() } else { format!("{name} again") };
+            let reads: Vec<BufferId> = task.reads.iter().filter_map(|b| latest[b.index()]).collect();
+            // What it takes over it takes from the copies that it reads, not from those that it makes.
+            let before = latest.clone();
+            for b in &task.writes {
+                let buffer = &dag.buffers[b.index()];
+                if first_writer[b.index()] == Some(run) && !buffer.live_in {
+                    let copy = Buffer { name: name(&buffer.name), live_out: buffer.live_out && is_last, ..buffer.clone() };
+                    latest[b.index()] = Some(repeated.add_buffer(*b, copy));
+                }
+            }
+            let of = |latest: &[Option<BufferId>], b: BufferId| latest[b.index()];
+            let writes = task.writes.iter().filter_map(|&b| of(&latest, b)).collect();
+            let after = task.after.iter().flat_map(|a| runs_of[a.index()].iter().copied()).collect();
+            let id = repeated.dag.add_task(Task { name: name(&task.name), reads, writes, after, ..task.clone() });
+            repeated.task_of.push(run);
+            runs_of[run.index()].push(id);
+            let own = pairs.partition_point(|pair| pair.task < run);
+            for pair in pairs[own..].iter().take_while(|pair| pair.task == run) {
+                if let (Some(from), Some(to)) = (of(&before, pair.from), of(&latest, pair.to)) {
+                    repeated.dag.may_reuse.push(MayReuse { task: id, from, to });
+                }
+            }
+        }
+        repeated
+    }
+
+    fn add_buffer(&mut self, of: BufferId, buffer: Buffer) -> BufferId {
+        self.buffer_of.push(of);
+        self.dag.add_buffer(buffer)
+    }
+
+    /// The runs that are not the first of their tasks.
+    pub fn again(&self) -> Vec<TaskId> {
+        let mut ran = HashSet::new();
+        (0u32..).zip(&self.task_of).filter(|&(_, task)| !ran.insert(*task)).map(|(run, _)| TaskId(run)).collect()
+    }
+
+    /// The time of all runs, in the unit of [`Task::cost`].
+    pub fn cost(&self) -> u128 {
+        self.dag.tasks.iter().map(|task| u128::from(task.cost)).sum()
+    }
+}
+
+/// A plan under a budget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Within {
+    /// What runs how often, if anything runs twice.
+    pub repeated: Option<Checked<Repeated>>,
+    /// The plan of that, or of the dag itself, not yet checked. Above the budget if nothing was found that keeps it.
+    pub plan: Plan,
+    /// The slab that running everything once needs.
+    pub height_once: u64,
+    /// No schedule, however often anything runs, needs a smaller slab than this.
+    pub floor: u64,
+}
+
+impl Within {
+    fn cost(&self) -> u128 {
+        self.repeated.as_ref().map_or(0, |repeated| repeated.cost())
+    }
+}
+
+/// How often the search begins anew, for more or fewer live bytes.
+const TARGETS: usize = 10;
+
+/// Plans a dag so that the slab is no larger than `budget`, running [`Task::repeatable`] tasks again where the plan `once`, in
+/// which nothing does, is larger: the plan that costs least of those found, or the smallest if none keeps the budget.
+/// Deterministic.
+///
+/// What searching minimises is the sum of what is live, results of one task together and nothing in place; what counts is
+/// the slab. So targets for the sum are tried until the slab comes close below the budget.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Result<Within, PlanError> {
+    dag.verify()?;
+    let mut best = Within { repeated: None, height_once: once.height, plan: once, floor: floor(dag) };
+    if best.height_once <= budget {
+        return Ok(best);
+    }
+    let Some(search) = DagSearch::new(dag) else { return Ok(best) };
+    let largest = search.peak();
+    let share = budget as f64 / best.height_once as f64;
+    let mut target = (largest as f64 * share) as u64;
+    // The largest target whose slab kept the budget, the smallest whose slab did not.
+    let (mut met, mut missed) = (None::<u64>, largest);
+    for _ in 0..TARGETS {
+        // A schedule that does other work is none: the checker's word counts, not the search's.
+        let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &search.find(target))) else { break };
+        let plan = plan(&repeated.dag, options)?;
+        let height = plan.height;
+        if height <= budget {
+            met = met.max(Some(target));
+        } else {
+            missed = missed.min(target);
+        }
+        let found = Within { repeated: Some(repeated), plan, ..best };
+        best = if found.beats(&best, budget) { found } else { best };
+        let next = match met {
+            // What is left of the budget is left to the target.
+            Some(met) => met.saturating_add((missed.saturating_sub(met) / 2).min(budget.saturating_sub(height).max(met / 64))),
+            None => target.saturating_sub((height - budget).max(target / 64)),
+        };
+        if next == target || met.is_some_and(|met| missed.saturating_sub(met) <= largest / 64) {
+            break;
+        }
+        target = next;
+    }
+    Ok(best)
+}
+
+impl Within {
+    /// Whether it is the better of two: within the budget first, then cheaper, then smaller.
+    fn beats(&self, other: &Within, budget: u64) -> bool {
+        let rank = |w: &Within| (w.plan.height.max(budget), w.cost(), w.plan.height);
+        rank(self) < rank(other)
+    }
+}
+
+/// What no slab can do without: what one task touches at once, less what it may do in place; all inputs, which exist together
+/// at the start; all outputs, which do at the end.
+fn floor(dag: &Dag) -> u64 {
+    let sum = |of: &dyn Fn(&Buffer) -> bool| dag.buffers.iter().filter(|b| of(b)).map(Buffer::occupied).sum::<u64>();
+    let mut saved = vec![0; dag.tasks.len()];
+    let mut taken: Vec<_> = dag.may_reuse.iter().map(|pair| (pair.task, pair.to)).collect();
+    taken.sort_unstable();
+    taken.dedup();
+    taken.iter().for_each(|(task, to)| saved[task.index()] += dag.buffers[to.index()].occupied());
+    let need = |(task, saved): (&Task, &u64)| {
+        let mut touched: Vec<BufferId> = task.reads.iter().chain(&task.writes).copied().collect();
+        touched.sort_unstable();
+        touched.dedup();
+        let bytes = touched.iter().map(|b| dag.buffers[b.index()].occupied()).sum::<u64>();
+        (bytes + task.workspace_occupied()).saturating_sub(*saved)
+    };
+    let tasks = dag.tasks.iter().zip(&saved).map(need).max().unwrap_or(0);
+    tasks.max(sum(&|b| b.live_in)).max(sum(&|b| b.live_out))
+}

@@ -1,0 +1,152 @@
+//! Schedules under a budget: judged by the rules of the format, and compared with the cheapest of all on small graphs.
+
+use crate::judge::{Judged, judge};
+use crate::order::{random_graph, real_graph};
+use arbtest::arbitrary::Unstructured;
+use arbtest::arbtest;
+use slabwise_planner::remat::{Budget, Limit, Remat, RematOptions, remat, remat_in_slab};
+use slabwise_planner::remat_graph::RematGraph;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+fn options(budget: u64) -> RematOptions {
+    RematOptions { budget: Budget::Bytes(budget), link: None, limit: Limit::Rounds(120), seed: 1 }
+}
+
+/// What a schedule comes to, which must be what it says.
+fn judged(graph: &RematGraph, found: &Remat, link: f64) -> Judged {
+    let judged = judge(graph, found.steps(graph).into_iter().map(|step| (step, None)), link);
+    let judged = judged.unwrap_or_else(|why| panic!("{why}\n{graph:?}\n{found:?}"));
+    assert_eq!((judged.peak, u128::from(judged.cost)), (found.peak, found.cost), "{graph:?}\n{found:?}");
+    assert!((judged.time - found.time as f64).abs() <= 1.0 + 1e-9 * judged.time, "{} {}", judged.time, found.time);
+    assert_eq!(found.is_met(), found.peak <= found.budget);
+    assert!(found.peak_bound <= found.peak);
+    if found.is_met() {
+        assert!(found.time_bound <= found.time, "{found:?}");
+    }
+    judged
+}
+
+/// The same random cases every time, whatever the machine has to do besides.
+pub fn cases(count: u64, mut property: impl FnMut(&mut Unstructured) -> arbtest::arbitrary::Result<()>) {
+    for case in 1..=count {
+        arbtest(&mut property).seed(case << 32 | 4096).run();
+    }
+}
+
+/// The lowest cost of running every node at least once within the budget, by Dijkstra over what is live and what has run.
+fn cheapest(graph: &RematGraph, budget: u64) -> Option<u64> {
+    let n = graph.nodes.len();
+    let computed: Vec<usize> = (0..n).filter(|&i| !graph.nodes[i].persistent).collect();
+    let all: u32 = computed.iter().map(|i| 1 << i).sum();
+    let bytes = |live: u32| (0..n).filter(|i| live >> i & 1 == 1).map(|i| graph.nodes[i].bytes).sum::<u64>();
+    let mut known: HashMap<(u32, u32), u64> = HashMap::from([((0, 0), 0)]);
+    let mut queue = BinaryHeap::from([Reverse((0, 0, 0))]);
+    while let Some(Reverse((cost, live, ran))) = queue.pop() {
+        if known[&(live, ran)] < cost {
+            continue;
+        }
+        if ran == all && graph.outputs.iter().all(|o| live >> o & 1 == 1) {
+            return Some(cost);
+        }
+        let mut next = Vec::new();
+        for &i in &computed {
+            if live >> i & 1 == 1 {
+                next.push((cost, live & !(1 << i), ran));
+                continue;
+            }
+            let node = &graph.nodes[i];
+            let once = ran >> i & 1 == 1 && !node.mutates.is_empty();
+            let ready = node.inputs.iter().all(|&j| graph.nodes[j as usize].persistent || live >> j & 1 == 1);
+            let changed = |j: &u32| computed.iter().any(|&k| k != i && ran >> k & 1 == 1 && graph.nodes[k].mutates.contains(j));
+            if once || !ready || node.inputs.iter().any(changed) || bytes(live) + node.bytes + node.workspace > budget {
+                continue;
+            }
+            next.push((cost + node.cost, live | 1 << i, ran | 1 << i));
+        }
+        for (cost, live, ran) in next {
+            let old = known.entry((live, ran)).or_insert(u64::MAX);
+            if cost < *old {
+                *old = cost;
+                queue.push(Reverse((cost, live, ran)));
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn small_graphs_never_beat_the_cheapest_of_all_and_bounds_are_bounds() {
+    let (mut tight, mut best) = (0, 0);
+    cases(30, |u| {
+        let graph = random_graph(u, 7)?;
+        let least = remat(&graph, &options(0)).expect("small");
+        judged(&graph, &least, 0.0);
+        let budget = u.int_in_range(least.peak_bound..=least.ordered_peak)?;
+        let found = remat(&graph, &options(budget)).expect("small");
+        judged(&graph, &found, 0.0);
+        assert_eq!(found, remat(&graph, &options(budget)).expect("small"), "the same again");
+        match cheapest(&graph, budget) {
+            None => assert!(!found.is_met(), "{graph:?}"),
+            Some(cost) => {
+                assert!(found.peak_bound <= budget, "{graph:?}\n{found:?}");
+                assert!(found.time_bound <= u128::from(cost), "{} > {cost}, budget {budget}\n{graph:?}", found.time_bound);
+                assert!(!found.is_met() || found.cost >= u128::from(cost), "{graph:?}");
+                tight += 1;
+                best += u32::from(found.is_met() && found.cost == u128::from(cost));
+            }
+        }
+        Ok(())
+    });
+    assert!(tight > 15 && best * 10 >= tight * 8, "{best} of {tight} are the cheapest");
+}
+
+#[test]
+fn transfers_are_over_before_they_are_needed() {
+    let mut sent = 0;
+    cases(40, |u| {
+        let graph = random_graph(u, 14)?;
+        let least = remat(&graph, &options(0)).expect("small");
+        let budget = u.int_in_range(least.peak_bound..=least.ordered_peak)?;
+        let link = f64::from(u.int_in_range(0..=40u8)?) / 10.0;
+        let alone = remat(&graph, &options(budget)).expect("small");
+        let found = remat(&graph, &RematOptions { link: Some(link), ..options(budget) }).expect("small");
+        judged(&graph, &found, link);
+        sent += u32::from(!found.transfers.is_empty());
+        assert!(found.is_met() || !alone.is_met(), "{graph:?}");
+        Ok(())
+    });
+    assert!(sent > 0, "{sent} with transfers");
+}
+
+#[test]
+fn slabs_hold_what_lives() {
+    cases(40, |u| {
+        let graph = random_graph(u, 14)?;
+        let least = remat(&graph, &options(0)).expect("small");
+        let budget = u.int_in_range(least.peak_bound..=least.ordered_peak)?;
+        let link = u.arbitrary::<bool>()?.then_some(0.5);
+        let (found, placed) = remat_in_slab(&graph, &RematOptions { link, ..options(budget) }).expect("small");
+        let judged = judge(&graph, placed.steps.iter().copied(), link.unwrap_or(0.0));
+        let judged = judged.unwrap_or_else(|why| panic!("{why}\n{graph:?}\n{placed:?}"));
+        assert_eq!((judged.height, judged.peak), (placed.height, found.peak), "{graph:?}");
+        assert!(placed.height >= found.peak);
+        Ok(())
+    });
+}
+
+/// Budgets and the lowest costs known for them, in hundredths of a percent above the cost of running everything once.
+#[test]
+fn real_graphs_cost_what_is_known_to_be_enough() {
+    for (name, budget, most) in
+        [("cifar_vgg6_b128_sgd", 55_616_474, 228), ("cifar_vgg6_b128_sgd", 53_477_379, 319), ("unet_d2_c16_b4_grads", 37_355_625, 345)]
+    {
+        let graph = real_graph(name);
+        let found = remat(&graph, &RematOptions { limit: Limit::Rounds(300), ..options(budget) }).expect("not too large");
+        judged(&graph, &found, 0.0);
+        let over = 10_000.0 * (found.cost as f64 / graph.base_cost() as f64 - 1.0);
+        assert!(found.is_met() && over <= f64::from(most), "{name}: {over}, {} of {budget} bytes", found.peak);
+        let fraction = RematOptions { budget: Budget::Fraction(0.75), ..options(0) };
+        assert_eq!(remat(&graph, &fraction).expect("not too large").budget, (found.ordered_peak as f64 * 0.75) as u64);
+    }
+}

@@ -1,0 +1,133 @@
+//! `slabwise plan --frontier`: what a smaller slab costs in time.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+use slabwise::{Budget, Bytes, Error, Params, Plan, Result, Session};
+
+use crate::output::{line, table};
+use crate::plan::Args;
+
+/// Budgets between all that a step needs if nothing is computed twice, and the least that was found to be enough.
+const BUDGETS: u64 = 10;
+/// Kernels that are named as computed again.
+const NAMED: usize = 6;
+
+/// A plan under a budget.
+struct Point {
+    budget: u64,
+    slab: u64,
+    runs: usize,
+    overhead: f64,
+    again: String,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let points = points(args)?;
+    if let Some(path) = &args.svg {
+        std::fs::write(path, svg(args, &points)).map_err(|source| Error::Io { path: path.clone(), source })?;
+    }
+    if args.json {
+        let point =
+            |p: &Point| json!({ "budget_bytes": p.budget, "slab_bytes": p.slab, "again": p.runs, "overhead_pct": 100.0 * p.overhead });
+        let report = json!({ "model": args.model.name(), "batch": args.batch, "frontier": points.iter().map(point).collect::<Value>() });
+        return line(report);
+    }
+    line(format_args!("{} · batch {} · slab against time, as modelled", args.model, args.batch))?;
+    let mut rows = vec![["", "slab", "of all", "again", "time"].map(String::from).to_vec()];
+    let all = points[0].slab.max(1) as f64;
+    for (at, p) in points.iter().enumerate() {
+        let share = format!("{:.0} %", 100.0 * p.slab as f64 / all);
+        rows.push(vec![
+            (at + 1).to_string(),
+            Bytes(p.slab).to_string(),
+            share,
+            p.runs.to_string(),
+            format!("+{:.1} %", 100.0 * p.overhead),
+        ]);
+    }
+    line(table(&rows))?;
+    let told = points.iter().enumerate().filter(|(_, p)| p.runs > 0);
+    told.map(|(at, p)| (at + 1, &p.again)).try_for_each(|(at, again)| line(format_args!("{at}: {again}")))
+}
+
+fn plan(args: &Args, budget: Budget) -> Result<Plan> {
+    let params = Params::seeded(0);
+    let network = args.model.build(&params);
+    let session = Session::new(args.device, params)?.with_budget(budget);
+    network.plan_training(&session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))
+}
+
+/// From the largest slab to the smallest; a budget that nothing was found for is left out.
+fn points(args: &Args) -> Result<Vec<Point>> {
+    let all = plan(args, Budget::Unlimited)?.slab_bytes();
+    let least = match plan(args, Budget::Fraction(0.0)) {
+        Err(Error::Budget { slab, .. }) => slab.0,
+        other => other?.slab_bytes(),
+    };
+    let mut points: Vec<Point> = Vec::new();
+    for at in 0..BUDGETS {
+        let budget = all - (all - least.min(all)) * at / (BUDGETS - 1);
+        let point = |plan: Plan| Point {
+            budget,
+            slab: plan.slab_bytes(),
+            runs: plan.again().tasks.len(),
+            overhead: plan.again().overhead,
+            again: told(&plan),
+        };
+        match plan(args, Budget::Fraction(budget as f64 / all.max(1) as f64)).map(point) {
+            Ok(point) if points.last().is_some_and(|last| last.slab == point.slab) => {}
+            Ok(point) => points.push(point),
+            Err(Error::Budget { .. }) => {}
+            Err(other) => return Err(other),
+        }
+    }
+    Ok(points)
+}
+
+/// The largest of what is computed again, and for whom.
+fn told(plan: &Plan) -> String {
+    let mut again = plan.computed_again();
+    again.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
+    let mut text: Vec<String> =
+        again.iter().take(NAMED).map(|(name, bytes, reader)| format!("{name}, {bytes} not kept for {reader}")).collect();
+    if again.len() > NAMED {
+        text.push(format!("{} more", again.len() - NAMED));
+    }
+    text.join("; ")
+}
+
+/// Slab to the right, time upwards, a dot for each plan.
+fn svg(args: &Args, points: &[Point]) -> String {
+    let (width, height, margin) = (640.0, 400.0, 60.0);
+    let right = points.iter().map(|p| p.slab).max().unwrap_or(1).max(1) as f64;
+    let top = points.iter().map(|p| p.overhead).fold(0.01, f64::max);
+    let x = |slab: u64| margin + (width - 1.5 * margin) * slab as f64 / right;
+    let y = |overhead: f64| height - margin - (height - 2.0 * margin) * overhead / top;
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n\
+         <text x=\"{margin}\" y=\"26\" font-size=\"15\">{} · batch {} · slab against time, as modelled</text>\n",
+        args.model, args.batch
+    );
+    // Writing to a string cannot fail.
+    for quarter in 0..=4 {
+        let (slab, overhead) = ((right * f64::from(quarter) / 4.0) as u64, top * f64::from(quarter) / 4.0);
+        let (at, up, bottom) = (x(slab), y(overhead), height - margin);
+        let _ = writeln!(out, "<path d=\"M{at:.1} {margin}V{bottom}M{margin} {up:.1}H{:.1}\" stroke=\"#e5e7eb\"/>", x(right as u64));
+        let _ = writeln!(out, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>", bottom + 18.0, Bytes(slab));
+        let _ = writeln!(out, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">+{:.1} %</text>", margin - 6.0, up + 4.0, 100.0 * overhead);
+    }
+    let path: Vec<String> = points.iter().map(|p| format!("{:.1},{:.1}", x(p.slab), y(p.overhead))).collect();
+    let _ = writeln!(out, "<polyline points=\"{}\" fill=\"none\" stroke=\"#5b93bf\" stroke-width=\"2\"/>", path.join(" "));
+    for p in points {
+        let tip = format!("{} · {} kernels again · +{:.1} % time", Bytes(p.slab), p.runs, 100.0 * p.overhead);
+        let _ = writeln!(
+            out,
+            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"#5b93bf\"><title>{tip}</title></circle>",
+            x(p.slab),
+            y(p.overhead)
+        );
+    }
+    out + "</svg>\n"
+}

@@ -1,0 +1,108 @@
+//! How much memory a session may take.
+
+use std::str::FromStr;
+
+use slabwise_planner::Bytes;
+
+use crate::error::Error;
+
+/// How much memory a session may take.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub enum Budget {
+    /// As much as its programs need.
+    #[default]
+    Unlimited,
+    /// So many bytes for weights, state and slab together.
+    Bytes(Bytes),
+    /// For the slab, this part of what the first program of the session needs if nothing is computed twice; weights and state
+    /// come on top.
+    Fraction(f64),
+}
+
+impl Budget {
+    /// The bytes there are for the slab beside `persistent` bytes of weights and state; `once` is what it needs if nothing is
+    /// computed twice. `None` if there is no limit.
+    fn room(self, persistent: u64, once: u64) -> Option<u64> {
+        match self {
+            Budget::Unlimited => None,
+            Budget::Bytes(bytes) => Some(bytes.0.saturating_sub(persistent)),
+            Budget::Fraction(fraction) => Some((once as f64 * fraction.max(0.0)) as u64),
+        }
+    }
+}
+
+/// A budget, and what a fraction of the first program's slab came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Allowance {
+    budget: Budget,
+    settled: Option<u64>,
+}
+
+impl Allowance {
+    pub fn new(budget: Budget) -> Self {
+        Allowance { budget, settled: None }
+    }
+
+    /// See [`Budget::room`].
+    pub fn room(&self, persistent: u64, once: u64) -> Option<u64> {
+        self.settled.or_else(|| self.budget.room(persistent, once))
+    }
+
+    /// The first program decides what a fraction comes to.
+    pub fn settle(&mut self, room: Option<u64>) {
+        self.settled = room.filter(|_| matches!(self.budget, Budget::Fraction(_)));
+    }
+
+    /// The most bytes for everything together, if the budget says so.
+    pub fn bytes(&self) -> Option<Bytes> {
+        if let Budget::Bytes(bytes) = self.budget { Some(bytes) } else { None }
+    }
+}
+
+impl From<Bytes> for Budget {
+    fn from(bytes: Bytes) -> Self {
+        Budget::Bytes(bytes)
+    }
+}
+
+impl<B: Into<Budget>> From<Option<B>> for Budget {
+    fn from(budget: Option<B>) -> Self {
+        budget.map_or(Budget::Unlimited, Into::into)
+    }
+}
+
+/// A percentage (`50%`) or bytes (`24MiB`).
+impl FromStr for Budget {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let wrong = || Error::Value(format!("`{text}` is neither a number of bytes, such as 24MiB, nor a percentage, such as 50%"));
+        let Some(percent) = text.trim().strip_suffix('%') else {
+            return text.parse().map(Budget::Bytes).map_err(|_| wrong());
+        };
+        let percent: f64 = percent.trim().parse().map_err(|_| wrong())?;
+        if percent.is_finite() && percent >= 0.0 { Ok(Budget::Fraction(percent / 100.0)) } else { Err(wrong()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_as_users_write_them() {
+        let read = |text: &str| text.parse::<Budget>().ok();
+        assert_eq!(read("50%"), Some(Budget::Fraction(0.5)));
+        assert_eq!(read(" 12.5 % "), Some(Budget::Fraction(0.125)));
+        assert_eq!(read("24MiB"), Some(Budget::Bytes(Bytes(24 << 20))));
+        assert!(["-5%", "inf%", "nan%", "%", "", "-3", "3parsecs"].iter().all(|text| read(text).is_none()));
+    }
+
+    #[test]
+    fn room_is_what_weights_leave() {
+        assert_eq!(Budget::from(None::<Bytes>).room(10, 100), None);
+        assert_eq!(Budget::from(Bytes(64)).room(10, 100), Some(54));
+        assert_eq!(Budget::from(Bytes(4)).room(10, 100), Some(0));
+        assert_eq!(Budget::Fraction(0.25).room(10, 100), Some(25));
+    }
+}

@@ -1,0 +1,45 @@
+//! How long a kernel takes, roughly: what the planner weighs when it may compute something again instead of keeping it.
+//!
+//! A roofline (Williams, Waterman, Patterson, 2009): the time of the arithmetic or that of moving operands and results
+//! through memory once, whichever is longer. The unit is the time of one floating-point operation of a matrix product.
+
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::{Body, Inst, Spec};
+
+/// Operations of a matrix product in the time of moving one byte.
+const PER_BYTE: u64 = 12;
+/// The same in the time of one instruction of a kernel's code, for one element.
+const PER_INSTRUCTION: u64 = 8;
+/// What an operation of a convolution takes.
+const PER_CONVOLVED: u64 = 2;
+
+/// The time of a kernel at these sizes.
+pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
+    let count = |dims: &[Size]| dims.iter().map(|d| d.at(sizes).max(0) as u64).fold(1, u64::saturating_mul);
+    let at = |size: &Size| size.at(sizes).max(0) as u64;
+    let points = count(&spec.dims);
+    let per_point = match &spec.body {
+        Body::Loop | Body::CheckIndex(_) => 0,
+        Body::Matmul(m) => 2 * at(&m.k),
+        Body::Conv2d(c) => {
+            // Every product joins an image, a weight and a result; the space of the kernel is one of them.
+            let products = [at(&c.n), at(&c.co), at(&c.ohw[0]), at(&c.ohw[1]), at(&c.ci), c.k[0] as u64, c.k[1] as u64];
+            let all = products.iter().fold(2 * PER_CONVOLVED, |n, &m| n.saturating_mul(m)) / c.groups.max(1) as u64;
+            all / points.max(1)
+        }
+        Body::Pool2d(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
+        Body::Pool2dGrad(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
+        Body::Gather(_) | Body::ScatterAdd(_) => PER_INSTRUCTION,
+    };
+    let is_work = |inst: &&Inst| matches!(inst, Inst::Op(..) | Inst::Cast(..) | Inst::Reduce(..) | Inst::Uniform { .. });
+    let code = PER_INSTRUCTION * spec.code.iter().filter(is_work).count() as u64;
+    let arithmetic = points.saturating_mul(per_point.saturating_add(code));
+    let moved = spec.arguments().iter().fold(0u64, |sum, (operand, dims, _)| {
+        // What is repeated along an axis is moved once.
+        let own = dims.iter().zip(&operand.strides).filter(|(_, stride)| stride.at(sizes) != 0);
+        let elements = own.map(|(d, _)| at(d)).fold(1, u64::saturating_mul);
+        sum.saturating_add(elements.saturating_mul(operand.dtype.bytes() as u64))
+    });
+    // The sum of all kernels' times has to fit as well.
+    arithmetic.max(moved.saturating_mul(PER_BYTE)).clamp(1, 1 << 50)
+}

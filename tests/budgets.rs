@@ -1,0 +1,183 @@
+//! The budget is kept, whatever has to be computed again for it, and no bit of any result depends on it.
+
+use ndarray::{Array1, Array2, ArrayD, IxDyn};
+use slabwise::Error;
+use slabwise::models::{Model, OptimizerKind};
+use slabwise::nn::{BatchNorm1d, Linear};
+use slabwise::optim::Adam;
+use slabwise::prelude::*;
+
+/// What training a network leaves behind.
+struct Trained {
+    losses: Vec<u32>,
+    weights: Vec<(String, Vec<u32>)>,
+    session: Session,
+    program: Program<1>,
+}
+
+const WIDTH: usize = 64;
+
+/// What stands behind a layer: tanh, or as a number draws it an activation, a residual, dropout.
+fn behind<'t>(seed: Option<usize>, layer: usize, before: Tensor<'t>, x: Tensor<'t>) -> Tensor<'t> {
+    match seed.map(|seed| (seed * 31 + layer * layer * 7) % 5) {
+        None | Some(0) => x.tanh(),
+        Some(1) => x.relu() + before,
+        Some(2) => x.sigmoid().dropout(0.4),
+        Some(3) => (x * before.tanh()).dropout(0.2) * 0.1,
+        Some(_) => x.silu() * 0.5 + before,
+    }
+}
+
+/// Trains a chain of dense layers.
+fn train(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3], seed: Option<usize>) -> Result<Trained> {
+    let params = Params::seeded(5);
+    let layers: Vec<Linear> = (0..layers).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    learn(budget, params, [batch, steps], |trace, x, labels| {
+        let logits = layers.iter().enumerate().fold(x, |x, (i, layer)| behind(seed, i, x, x.apply(layer)));
+        let loss = logits.cross_entropy(labels);
+        trace.minimize(loss, Adam::new(1e-2));
+        loss
+    })
+}
+
+/// Layers with an activation and a mask each.
+fn masked<'t>(x: Tensor<'t>, layers: &[Linear]) -> Tensor<'t> {
+    layers.iter().fold(x, |x, dense| x.apply(dense).tanh().dropout(0.2))
+}
+
+/// Trains in parts of a batch, with a norm at first, one checkpointed segment, and a state that parts read and change.
+fn train_in_parts(budget: impl Into<Budget>, [batch, parts, steps]: [usize; 3]) -> Result<Trained> {
+    let params = Params::seeded(5);
+    let norm = BatchNorm1d::new(&params.root() / "norm", WIDTH);
+    let layers: Vec<Linear> = (0..12).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    learn(budget, params, [batch, steps], |trace, x, labels| {
+        let (x, labels) = (x.split(0, parts), labels.split(0, parts));
+        let scale = trace.state("scale", F32, (), Init::Constant(1.0));
+        trace.minimize_in_parts(parts, Adam::new(1e-2), |part| {
+            let mut h = x[part].apply(&norm) * scale.value();
+            for (i, pair) in layers.chunks(2).enumerate() {
+                h = if i == 2 { h.checkpoint(|h| masked(h, pair)) } else { masked(h, pair) };
+            }
+            if part == 0 {
+                scale.set(scale.value() * 1.5);
+            }
+            h.cross_entropy(labels[part])
+        })
+    })
+}
+
+/// Trains by what `model` says of the inputs and labels of a trace.
+fn learn(
+    budget: impl Into<Budget>,
+    params: Params,
+    [batch, steps]: [usize; 2],
+    model: impl for<'t> Fn(&'t Trace, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
+) -> Result<Trained> {
+    let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_budget(budget);
+    let trace = Trace::training();
+    let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
+    let loss = model(&trace, x, labels);
+    let program = session.compile(&trace, [loss])?;
+    let x = Array2::from_shape_fn((batch, WIDTH), |(i, j)| ((i * 37 + j * 11) % 23) as f32 / 23.0);
+    let labels = Array1::from_shape_fn(batch, |i| (i % WIDTH) as i32);
+    let losses = (0..steps).map(|_| session.run(&program, (&x, &labels)).expect("a step")[0].item().to_bits()).collect();
+    let bits = |name: &str| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect();
+    let weights = session.names().map(|name| (name.to_string(), bits(name))).collect();
+    Ok(Trained { losses, weights, session, program })
+}
+
+#[test]
+fn half_of_the_slab_trains_to_the_same_weights() {
+    let train = |budget: Budget, steps| train(budget, [2048, 12, steps], None).unwrap_or_else(|e| panic!("{e}"));
+    let all = train(Budget::Unlimited, 3);
+    let once = all.program.plan().slab_bytes();
+    assert!(all.program.plan().again().tasks.is_empty() && all.weights.len() > 70 && all.losses[0] != all.losses[2]);
+    let half = train(Budget::Fraction(0.5), 3);
+    let plan = half.program.plan();
+    assert!(!plan.computed_again().is_empty() && plan.again().once == once, "{plan}");
+    assert!(plan.slab_bytes() <= once / 2 && half.session.slab_bytes() <= once / 2, "{plan}");
+    assert_eq!(half.session.last_run().peak_slab_bytes, plan.slab_bytes());
+    assert!(plan.to_string().contains("recompute") && plan.steps().any(|name| name.ends_with(" again")), "{plan}");
+    assert_eq!(half.losses, all.losses);
+    assert!(half.weights == all.weights, "weights differ");
+    // The same budget in bytes.
+    let bytes = Bytes(half.session.persistent_bytes() + once / 2);
+    assert_eq!(train(bytes.into(), 0).program.plan().slab_bytes(), plan.slab_bytes());
+}
+
+/// What one part computes again may not take the state that the next has, nor what a checkpointed segment already dropped.
+#[test]
+fn parts_of_a_batch_and_checkpoints_train_to_the_same_bits_within_a_budget() {
+    let sizes = [4096, 2, 3];
+    let all = train_in_parts(Budget::Unlimited, sizes).expect("it compiles");
+    let once = all.program.plan().slab_bytes();
+    assert!(all.losses[0] != all.losses[2]);
+    let (mut kept, mut runs) = (0, 0);
+    for percent in [90, 80, 70, 60] {
+        let within = match train_in_parts(Budget::Fraction(percent as f64 / 100.0), sizes) {
+            Ok(within) => within,
+            Err(Error::Budget { budget, needed, floor, .. }) => {
+                assert!(budget < needed && floor <= needed, "{budget} {floor} {needed}");
+                continue;
+            }
+            Err(other) => panic!("{other}"),
+        };
+        let plan = within.program.plan();
+        assert!(plan.slab_bytes() <= once * percent / 100, "{plan}");
+        assert_eq!(within.losses, all.losses, "within {percent} %");
+        assert!(within.weights == all.weights, "within {percent} %: weights or state differ");
+        kept += 1;
+        runs += plan.again().tasks.len();
+    }
+    assert!(kept >= 1 && runs >= 1, "{runs} kernels again in {kept} programs");
+}
+
+#[test]
+fn a_budget_no_schedule_keeps_is_refused_with_the_floor() {
+    // The first pooling alone reads and writes more than half of the slab.
+    let params = Params::seeded(5);
+    let network = Model::Cnn.build(&params);
+    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2).with_budget(Budget::Fraction(0.5));
+    let error = network.training(&mut session, 64u32, OptimizerKind::Sgd).err().expect("too small");
+    let Error::Budget { budget, needed, floor, .. } = error else { panic!("{error}") };
+    assert!(budget < floor && floor <= needed, "{budget} {floor} {needed}");
+}
+
+/// Masks among what is computed again are the same masks, and nothing that changes weights or state runs twice.
+#[test]
+fn random_networks_train_to_the_same_bits_within_any_budget() {
+    let (mut runs, mut kept) = (0, 0);
+    for seed in 0..8 {
+        let sizes = [512, 4 + seed % 5, 3];
+        let all = train(Budget::Unlimited, sizes, Some(seed)).expect("it compiles");
+        for fraction in [0.8, 0.55] {
+            let within = match train(Budget::Fraction(fraction), sizes, Some(seed)) {
+                Ok(within) => within,
+                Err(Error::Budget { budget, needed, floor, .. }) => {
+                    assert!(budget < needed && floor <= needed, "{budget} {floor} {needed}");
+                    continue;
+                }
+                Err(other) => panic!("{other}"),
+            };
+            assert_eq!(within.losses, all.losses, "network {seed} within {fraction}");
+            assert!(within.weights == all.weights, "network {seed} within {fraction}: weights differ");
+            kept += 1;
+            runs += within.program.plan().again().tasks.len();
+        }
+    }
+    assert!(kept >= 3 && runs >= 10, "{runs} kernels again in {kept} programs");
+}
+
+#[test]
+fn programs_share_what_the_first_one_leaves() {
+    let params = Params::seeded(5);
+    let network = Model::Mlp.build(&params);
+    let mut session = Session::new(Device::Cpu, params).expect("a session").with_budget(Budget::Fraction(1.0));
+    let train = network.training(&mut session, 64u32, OptimizerKind::Sgd).expect("it fits");
+    let infer = network.inference(&mut session, 64u32).expect("it fits");
+    assert!(infer.plan().slab_bytes() <= train.plan().slab_bytes());
+    let images = ArrayD::<f32>::zeros(IxDyn(&[64, 784]));
+    session.run(&infer, (&images,)).expect("a run");
+    let error = network.inference(&mut session, 4096u32).err().expect("too large").to_string();
+    assert!(error.contains("no plan needs less than"), "{error}");
+}
