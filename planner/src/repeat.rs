@@ -135,17 +135,14 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
     // The largest target whose slab kept the budget, the smallest whose slab did not.
     let (mut met, mut missed) = (None::<u64>, largest);
     for _ in 0..TARGETS {
-        // A schedule that does other work is none: the checker's word counts, not the search's.
-        let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &search.find(target))) else { break };
-        let plan = plan(&repeated.dag, options)?;
-        let height = plan.height;
+        let Some(found) = best_at(dag, &search, target, options)? else { break };
+        let height = found.plan.height;
         if height <= budget {
             met = met.max(Some(target));
         } else {
             missed = missed.min(target);
         }
-        let found = Within { repeated: Some(repeated), plan, ..best };
-        best = if found.beats(&best, budget) { found } else { best };
+        best = best.or(found, budget);
         let next = match met {
             // What is left of the budget is left to the target.
             Some(met) => met.saturating_add((missed.saturating_sub(met) / 2).min(budget.saturating_sub(height).max(met / 64))),
@@ -156,10 +153,38 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
         }
         target = next;
     }
+    // A lower target does not always make a lower slab, nor a higher one a higher: where none has kept the budget, ones far below may.
+    for eighths in (1..=6).rev() {
+        if best.plan.height <= budget {
+            break;
+        }
+        if let Some(found) = best_at(dag, &search, (largest as f64 * share) as u64 / 8 * eighths, options)? {
+            best = best.or(found, budget);
+        }
+    }
     Ok(best)
 }
 
+/// The schedule that the search finds for a target, and its plan.
+fn best_at(dag: &Dag, search: &DagSearch, target: u64, options: &Options) -> Result<Option<Attempt>, PlanError> {
+    // A schedule that does other work is none: the checker's word counts, not the search's.
+    let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &search.find(target))) else { return Ok(None) };
+    let plan = plan(&repeated.dag, options)?;
+    Ok(Some(Attempt { repeated, plan }))
+}
+
+struct Attempt {
+    repeated: Checked<Repeated>,
+    plan: Plan,
+}
+
 impl Within {
+    /// The better of this and an attempt.
+    fn or(self, Attempt { repeated, plan }: Attempt, budget: u64) -> Within {
+        let found = Within { repeated: Some(repeated), plan, ..self };
+        if found.beats(&self, budget) { found } else { self }
+    }
+
     /// Whether it is the better of two: within the budget first, then cheaper, then smaller.
     fn beats(&self, other: &Within, budget: u64) -> bool {
         let rank = |w: &Within| (w.plan.height.max(budget), w.cost(), w.plan.height);
