@@ -126,12 +126,19 @@ pub(crate) fn candidates(dag: &Dag, policy: OrderPolicy, in_place: bool, sizes: 
     if policy == OrderPolicy::Program {
         return vec![(Schedule::Program, relations.program_order())];
     }
-    let mut orders = list::orders(dag, &relations);
-    let problem = Compact::new(dag, &relations, in_place, sizes);
-    let mut search = Search::new(&problem, &orders);
-    search.run(plan_limits(dag.tasks.len()));
-    if matches!(search.schedule, Schedule::Beam | Schedule::Exact) {
-        orders.push((search.schedule, search.order.into_iter().map(TaskId).collect()));
+    let listed = list::orders(dag, &relations);
+    let mut orders = listed.clone();
+    // The order that suits buffers of their own as well, lest those who may do without them end up higher.
+    for in_place in [true, false].into_iter().filter(|&pairs| in_place || !pairs) {
+        let problem = Compact::new(dag, &relations, in_place, sizes);
+        let mut search = Search::new(&problem, &listed);
+        search.run(plan_limits(dag.tasks.len()));
+        if matches!(search.schedule, Schedule::Beam | Schedule::Exact) {
+            let order: Vec<TaskId> = search.order.into_iter().map(TaskId).collect();
+            if orders.iter().all(|(_, known)| *known != order) {
+                orders.push((search.schedule, order));
+            }
+        }
     }
     orders
 }
