@@ -5,9 +5,10 @@
 //! the base itself, where an offset in the group is given.
 
 use super::error::ProblemError;
-use super::problem::{Gap, Item, Problem};
-use super::rects::{Rect, needed, overlap, union, without};
+use super::problem::{Gap, InPlace, Item, Problem};
+use super::rects::{Rect, needed, overlap, union};
 use crate::liveness::Lifetime;
+use std::collections::HashSet;
 
 /// Items with fixed distances.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,9 +140,10 @@ impl Blocks {
         }
         for space in 0..problem.spaces.len().max(1) {
             let placed = self.list.iter().filter(|block| block.space == space).filter_map(|block| Some((block, block.fixed?)));
-            let mut rects: Vec<Rect> = placed.flat_map(|(block, base)| block.rects.iter().map(move |rect| rect.above(base))).collect();
-            self.take_places(problem, &mut rects);
-            if let Some((first, second, step)) = overlap(&disjoint(rects, &alias)) {
+            let rects: Vec<Rect> = placed.flat_map(|(block, base)| block.rects.iter().map(move |rect| rect.above(base))).collect();
+            let pairs = if rects.is_empty() { Vec::new() } else { self.fixed_pairs(problem) };
+            let clash = if pairs.is_empty() { overlap(&disjoint(rects, &alias)) } else { self.clash(problem, &pairs, rects) };
+            if let Some((first, second, step)) = clash {
                 let offset = |item: usize| self.list[self.place[item].0 as usize].lowest() + self.place[item].1;
                 let (first_offset, second_offset) = (offset(first), offset(second));
                 return Err(ProblemError::FixedOverlap { first, first_offset, second, second_offset, step });
@@ -150,23 +152,39 @@ impl Blocks {
         Ok(())
     }
 
-    /// Where both items of a permitted pair have the same fixed offset, the second one yields the bytes they share.
-    fn take_places(&self, problem: &Problem, rects: &mut Vec<Rect>) {
-        if rects.is_empty() {
-            return;
-        }
+    /// Two items of different blocks that need the same bytes at a step and are none of these pairs.
+    fn clash(&self, problem: &Problem, pairs: &[usize], mut rects: Vec<Rect>) -> Option<(usize, usize, u64)> {
+        let both = |&pair: &usize| {
+            let InPlace { from, to } = problem.in_place[pair];
+            [(from, to), (to, from)]
+        };
+        let permitted: HashSet<(usize, usize)> = pairs.iter().flat_map(both).collect();
+        rects.sort_by_key(|rect| rect.start);
+        rects.iter().enumerate().find_map(|(at, a)| {
+            let same = |b: &&Rect| a.low < b.high && b.low < a.high && self.place[a.item].0 != self.place[b.item].0;
+            let mut later = rects[at + 1..].iter().take_while(|b| b.start < a.end).filter(same);
+            later.find(|b| !permitted.contains(&(a.item, b.item))).map(|b| (a.item, b.item, b.start))
+        })
+    }
+
+    /// The permitted pairs whose items have the same fixed offset, as many as can be taken, earlier ones first.
+    pub(super) fn fixed_pairs(&self, problem: &Problem) -> Vec<usize> {
         let offset = |item: usize| {
             let (block, above) = self.place[item];
             self.list[block as usize].fixed.map(|base| base + above)
         };
-        let (mut gives, mut takes) = (vec![false; problem.items.len()], vec![false; problem.items.len()]);
-        for pair in &problem.in_place {
-            let meets = offset(pair.from).is_some() && offset(pair.from) == offset(pair.to);
-            if meets && free_to_join(problem, &gives, &takes, pair.from, pair.to) {
-                (gives[pair.from], takes[pair.to]) = (true, true);
-                *rects = without(rects, pair.from, pair.to, problem.items[pair.to].life.start);
-            }
+        let meets = |pair: &InPlace| offset(pair.from).is_some() && offset(pair.from) == offset(pair.to);
+        let mut pairs: Vec<usize> = (0..problem.in_place.len()).filter(|&pair| meets(&problem.in_place[pair])).collect();
+        if !pairs.is_empty() {
+            let (mut gives, mut takes) = (vec![false; problem.items.len()], vec![false; problem.items.len()]);
+            pairs.retain(|&pair| {
+                let InPlace { from, to } = problem.in_place[pair];
+                let free = free_to_join(problem, &gives, &takes, from, to);
+                (gives[from], takes[to]) = (gives[from] || free, takes[to] || free);
+                free
+            });
         }
+        pairs
     }
 }
 

@@ -53,6 +53,8 @@ pub(super) struct General<'a> {
     blocks: &'a Blocks,
     /// The pairs that are joined into blocks already.
     joined: &'a [usize],
+    /// The pairs that fixed offsets bring together.
+    fixed: Vec<usize>,
     rects: Vec<Flat>,
     /// For each block where its rectangles begin.
     first_rect: Vec<u32>,
@@ -109,6 +111,7 @@ impl<'a> General<'a> {
             problem,
             blocks,
             joined,
+            fixed: blocks.fixed_pairs(problem),
             rects,
             first_rect,
             pairs,
@@ -273,10 +276,12 @@ impl<'a> General<'a> {
         for pair in self.taken.drain(..) {
             self.is_taken[pair] = false;
         }
-        for &pair in self.joined {
+        for &pair in self.joined.iter().chain(&self.fixed) {
             self.gives[self.problem.in_place[pair].from] = true;
             self.takes[self.problem.in_place[pair].to] = true;
         }
+        self.fixed.iter().for_each(|&pair| self.is_taken[pair] = true);
+        self.taken.extend_from_slice(&self.fixed);
     }
 
     /// A base for a block, and with it the pairs it completes.

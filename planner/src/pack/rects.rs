@@ -137,24 +137,6 @@ pub(super) fn union(rects: &[Rect]) -> Vec<Rect> {
     done
 }
 
-/// Takes from `to` the bytes that it shares with `from` at one step.
-pub(super) fn without(rects: &[Rect], from: usize, to: usize, step: u64) -> Vec<Rect> {
-    let at_step = |rect: &&Rect| rect.start <= step && step < rect.end;
-    let Some(giver) = rects.iter().filter(at_step).find(|rect| rect.item == from).copied() else { return rects.to_vec() };
-    let mut rest = Vec::with_capacity(rects.len() + 3);
-    for rect in rects {
-        if rect.item != to || !at_step(&rect) {
-            rest.push(*rect);
-            continue;
-        }
-        let low = Rect { start: step, end: step + 1, high: rect.high.min(giver.low), ..*rect };
-        let high = Rect { start: step, end: step + 1, low: rect.low.max(giver.high), ..*rect };
-        let pieces = [Rect { end: step, ..*rect }, low, high, Rect { start: step + 1, ..*rect }];
-        rest.extend(pieces.into_iter().filter(|piece| piece.start < piece.end && piece.low < piece.high));
-    }
-    rest
-}
-
 /// Two items that need a byte at the same time, and when, if there are any. A sweep over time with what lives sorted by
 /// bytes: as long as nothing overlaps, a newcomer can only overlap its neighbours.
 pub(super) fn overlap(rects: &[Rect]) -> Option<(usize, usize, u64)> {

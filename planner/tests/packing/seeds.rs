@@ -77,6 +77,18 @@ fn fixed_pairs_that_never_need_bytes() {
 }
 
 #[test]
+fn an_alias_of_what_gives_its_place_is_not_asked() {
+    let at = |item| Placement { item, offset: 40 };
+    let problem = Problem {
+        fixed: vec![at(0), at(1)],
+        aliases: vec![vec![0, 2]],
+        in_place: vec![InPlace { from: 0, to: 1 }],
+        ..Problem::new(vec![item(1, 3, 4), item(2, 4, 4), item(2, 3, 1)])
+    };
+    assert!(matches!(problem.pack(), Err(ProblemError::FixedOverlap { step: 2, .. })), "{:?}", problem.pack());
+}
+
+#[test]
 fn sizes_that_64_bits_just_hold() {
     let most = u64::MAX;
     let items = vec![item(0, most, most - 10), item(3, most, 10), item(0, most, 0)];
