@@ -235,6 +235,12 @@ fn mistakes_of_layers() {
         said(&|t| t.input("x", F32, (2, 3)).apply(&norm)),
         said(&|t| t.input("x", F32, (2, 1)).apply(&layer)),
         said(&|t| t.input("x", F32, (2, 3, 4)).attention(t.zeros((2, 3, 5)), t.zeros((2, 3, 4)), false, Mask::None)),
+        said(&|t| t.input("x", F32, (2, 3, 21)).self_attention(2, true, Mask::None)),
+        said(&|t| t.input("x", F32, (8, 4)).attention_in(Tiles::Queries(0), t.zeros((8, 4)), t.zeros((8, 4)), true, Mask::None)),
+        said(&|t| {
+            let x = t.input("x", F32, (8, 4));
+            x.attention_in(Tiles::Queries(3), x, x, true, Mask::Added(t.zeros((5, 5))))
+        }),
         said(&|t| t.input("x", F32, (2, 3, 8)).unflatten(2, (3, -1))),
         said(&|t| t.statistic(norm.weight()).value()),
         said(&|t| t.input("x", F32, (2, 3, 4, 4)).adaptive_avg_pool2d([5, 1])),
@@ -244,6 +250,9 @@ fn mistakes_of_layers() {
         "batch norm in 2d of f32 [2, 3]: the number of axes does not fit",
         "layer norm of [2, 1]: axis 1 must have length 4",
         "attention of queries [2, 3, 4], keys [2, 3, 5] and values [2, 3, 4]: queries and keys must be equally wide, keys and values equally many",
+        "self_attention of [2, 3, 21] by 2 heads: [batch…, length, 3·width] of a fixed width that the heads divide equally is needed",
+        "attention of queries [8, 4], keys [8, 4] and values [8, 4]: a tile must have one query at least",
+        "add [3, 8] and [5, 5]: shapes do not broadcast",
         "unflatten [2, 3, 8] to [3, -1]: no length for -1 fits",
         "\"norm.weight\" is a parameter: what changes it is an optimizer",
         "adaptive_avg_pool2d of [2, 3, 4, 4] to 5×1: an image [n, channels, h, w] of fixed and no smaller height and width is needed",

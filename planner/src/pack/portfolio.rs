@@ -223,7 +223,7 @@ fn start(problem: &Problem, placed: &[usize], sections: &Sections) -> Option<Vec
 }
 
 /// Every span above the one before.
-fn stacked(sections: &Sections) -> Found {
+pub(super) fn stacked(sections: &Sections) -> Found {
     // The coarsest alignment first: then little needs padding.
     let mut order: Vec<usize> = (0..sections.spans.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(sections.spans[i].align));

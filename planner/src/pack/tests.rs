@@ -77,6 +77,26 @@ fn packed_by(problem: &Problem, method: Method) -> Packing {
     packing_of(problem, offsets, method)
 }
 
+/// The sections of the items that need space.
+pub(super) fn sections(problem: &Problem) -> Sections {
+    let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
+    Sections::new(problem, &placed)
+}
+
+/// Everything is aligned, no two share a byte at a time, and the height is what it is said to be.
+pub(super) fn assert_apart(sections: &Sections, found: &Found) {
+    let mut height = 0;
+    for (i, (a, &low)) in sections.spans.iter().zip(&found.offsets).enumerate() {
+        assert!(low.is_multiple_of(a.align));
+        height = height.max(low + a.size);
+        for (b, &other) in sections.spans.iter().zip(&found.offsets).take(i) {
+            let apart = low + a.size <= other || other + b.size <= low;
+            assert!(apart || a.end <= b.start || b.end <= a.start, "{a:?} at {low}, {b:?} at {other}");
+        }
+    }
+    assert_eq!((found.offsets.len(), found.height), (sections.spans.len(), height));
+}
+
 #[test]
 fn every_method_is_valid_on_random_problems() {
     arbtest(|u| {

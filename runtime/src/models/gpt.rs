@@ -59,6 +59,9 @@ impl Gpt {
             let number = value.parse().ok().filter(|n| (1..=SIZE_MAX).contains(n));
             *slot = number.ok_or_else(|| Error::Value(format!("the {name} of gpt are \"{value}\", not a number from 1 to {SIZE_MAX}")))?;
         }
+        if !gpt.width.is_multiple_of(gpt.heads) {
+            return Err(Error::Value(format!("the width of gpt, {}, does not divide into {} heads", gpt.width, gpt.heads)));
+        }
         Ok(gpt)
     }
 

@@ -51,7 +51,7 @@ impl Tiles {
         let rows = match self {
             Tiles::Auto => all.filter(|&all| all >= 512).map(|_| 128)?,
             Tiles::Whole => return None,
-            Tiles::Queries(rows) => rows.max(1),
+            Tiles::Queries(rows) => rows,
         };
         (all? > rows).then_some(rows)
     }
@@ -83,6 +83,9 @@ impl<'t> Tensor<'t> {
             if w != wk || of_keys != of_values {
                 return say("queries and keys must be equally wide, keys and values equally many");
             }
+            if tiles == Tiles::Queries(0) {
+                return say("a tile must have one query at least");
+            }
             width = *w;
             Ok(ids[0])
         });
@@ -95,26 +98,32 @@ impl<'t> Tensor<'t> {
         let (Some(rows), Some(all)) = (tiles.queries(all), all) else {
             return q.attend(keys, values, scale, causal.then_some(0), mask);
         };
-        let tiles: Vec<Tensor<'t>> = (0..all)
-            .step_by(rows)
-            .map(|first| {
-                let range = first..all.min(first + rows);
-                // Of the keys only those that the last query of the tile sees. Where there is a way back, all: there the gradient of
-                // the keys is one sum that each tile adds to.
-                let fewer = causal && !self.trace.is_training();
-                let seen = keys.len(axis_of_keys(keys)).filter(|&keys| fewer && range.end < keys).map(|_| range.end);
-                let cut = |x: Tensor<'t>| seen.map_or(x, |seen| x.slice(axis_of_keys(x), ..seen));
-                let mask = mask.map(|mask| {
-                    let own = |axis: usize, all: usize| mask.len(axis) == Some(all) && all > 1;
-                    let queries = mask.rank().checked_sub(2).filter(|&axis| own(axis, all));
-                    let mask = queries.map_or(mask, |axis| mask.slice(axis, range.clone()));
-                    let of_keys = mask.rank().checked_sub(1).filter(|&axis| mask.len(axis).is_some_and(|keys| keys > 1));
-                    seen.zip(of_keys).map_or(mask, |(seen, axis)| mask.slice(axis, ..seen))
-                });
-                let (q, keys, values) = (q.slice(axis, range.clone()), cut(keys), cut(values));
-                q.checkpoint(|q| q.attend(keys, values, scale, causal.then_some(first), mask))
-            })
-            .collect();
+        let tile = |first: usize| {
+            let range = first..all.min(first + rows);
+            // Of the keys only those that the last query of the tile sees. Where there is a way back, all: there the gradient of
+            // the keys is one sum that each tile adds to.
+            let fewer = causal && !self.trace.is_training();
+            let seen = keys.len(axis_of_keys(keys)).filter(|&keys| fewer && range.end < keys).map(|_| range.end);
+            let cut = |x: Tensor<'t>| seen.map_or(x, |seen| x.slice(axis_of_keys(x), ..seen));
+            let mask = mask.map(|mask| {
+                let own = |axis: usize, all: usize| mask.len(axis) == Some(all) && all > 1;
+                let queries = mask.rank().checked_sub(2).filter(|&axis| own(axis, all));
+                let mask = queries.map_or(mask, |axis| mask.slice(axis, range.clone()));
+                let of_keys = mask.rank().checked_sub(1).filter(|&axis| mask.len(axis).is_some_and(|keys| keys > 1));
+                seen.zip(of_keys).map_or(mask, |(seen, axis)| mask.slice(axis, ..seen))
+            });
+            let (q, keys, values) = (q.slice(axis, range.clone()), cut(keys), cut(values));
+            q.checkpoint(|q| q.attend(keys, values, scale, causal.then_some(first), mask))
+        };
+        let mut tiles: Vec<Tensor<'t>> = Vec::new();
+        for first in (0..all).step_by(rows) {
+            let tile = self.trace.on_behalf(at, || tile(first));
+            // What is mistaken in one tile is so in all.
+            if tile.is_poisoned() {
+                return tile;
+            }
+            tiles.push(tile);
+        }
         self.trace.concat(&tiles, axis)
     }
 
@@ -141,14 +150,18 @@ impl<'t> Tensor<'t> {
     /// each with its heads side by side, → `[batch…, length, width]`.
     #[track_caller]
     pub fn self_attention(self, heads: usize, causal: bool, mask: Mask<'t>) -> Tensor<'t> {
-        let Some(last) = self.rank().checked_sub(1).filter(|&last| last > 0) else {
-            return self.require(Location::caller(), |g, x| {
-                Err(format!("self_attention of {}: [batch…, length, 3·width] is needed", g.symbols.show(g.dims(x))))
-            });
-        };
-        let parts = self.split(last, 3);
+        let each = heads.checked_mul(3).and_then(|parts| i64::try_from(parts).ok()).filter(|&parts| parts > 0);
+        let qkv = self.require(Location::caller(), |g, x| {
+            let dims = g.dims(x);
+            let width = dims.last().filter(|_| dims.len() > 1).and_then(|width| width.as_fixed());
+            let divided = width.zip(each).is_some_and(|(width, each)| width > 0 && width % each == 0);
+            let needed = "[batch…, length, 3·width] of a fixed width that the heads divide equally is needed";
+            divided.then_some(()).ok_or_else(|| format!("self_attention of {} by {heads} heads: {needed}", g.symbols.show(dims)))
+        });
+        let (Some(last), Some(each)) = (qkv.rank().checked_sub(1), each) else { return qkv };
+        let parts = qkv.split(last, 3);
         // […, length, width] → […, heads, length, width/heads]
-        let [q, k, v] = [0, 1, 2].map(|i| parts[i].unflatten(last, [i64::try_from(heads).unwrap_or(0), -1]).transpose(last - 1, last));
+        let [q, k, v] = [0, 1, 2].map(|i| parts[i].unflatten(last, [each / 3, -1]).transpose(last - 1, last));
         q.attention(k, v, causal, mask).transpose(last - 1, last).flatten(last)
     }
 

@@ -1,41 +1,12 @@
 use super::*;
-use crate::pack::Problem;
-use crate::pack::tests::{optimum, random_problem};
+use crate::pack::portfolio::stacked;
+use crate::pack::tests::{assert_apart, optimum, random_problem, sections};
 use arbtest::arbtest;
-
-fn sections(problem: &Problem) -> (Sections, Vec<usize>) {
-    let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
-    (Sections::new(problem, &placed), placed)
-}
-
-/// A packing that is valid and too high.
-fn stacked(sections: &Sections) -> Found {
-    let mut found = Found { offsets: Vec::new(), height: 0 };
-    for span in &sections.spans {
-        let offset = found.height.next_multiple_of(span.align);
-        found.offsets.push(offset);
-        found.height = offset + span.size;
-    }
-    found
-}
-
-fn assert_valid(sections: &Sections, found: &Found) {
-    let mut height = 0;
-    for (i, (a, &low)) in sections.spans.iter().zip(&found.offsets).enumerate() {
-        assert!(low.is_multiple_of(a.align));
-        height = height.max(low + a.size);
-        for (b, &other) in sections.spans.iter().zip(&found.offsets).take(i) {
-            let apart = low + a.size <= other || other + b.size <= low;
-            assert!(apart || a.end <= b.start || b.end <= a.start, "{a:?} at {low}, {b:?} at {other}");
-        }
-    }
-    assert_eq!((found.offsets.len(), found.height), (sections.spans.len(), height));
-}
 
 fn exactly(sections: &Sections) -> u64 {
     let mut exact = Exact::new(sections, stacked(sections), sections.lower_bound(), 0);
     exact.run(0, u64::MAX, 1, None);
-    assert_valid(sections, exact.best());
+    assert_apart(sections, exact.best());
     assert_eq!(exact.lower_bound(), exact.best().height);
     exact.best().height
 }
@@ -46,7 +17,7 @@ fn the_optimum_of_few_items_is_found_and_nothing_below_it() {
         let mut problem = random_problem(u, 6)?;
         // Sections count in whole units; here nothing is lost by that.
         problem.items.iter_mut().for_each(|item| item.size = item.size.next_multiple_of(item.align));
-        let (sections, _) = sections(&problem);
+        let sections = sections(&problem);
         let optimum = optimum(&problem);
         assert_eq!(exactly(&sections), optimum, "{problem:?}");
         for limit in optimum.saturating_sub(3)..optimum + 3 {
@@ -54,7 +25,7 @@ fn the_optimum_of_few_items_is_found_and_nothing_below_it() {
             match search.run(u64::MAX, &mut Memo::new(10), 1, None) {
                 Outcome::Found(found) => {
                     assert!(found.height <= limit && limit >= optimum, "{problem:?}");
-                    assert_valid(&sections, found);
+                    assert_apart(&sections, found);
                 }
                 outcome => assert!(*outcome == Outcome::Infeasible && limit < optimum, "{outcome:?} {limit} {problem:?}"),
             }
@@ -75,10 +46,10 @@ fn known_packings_are_not_proved_away() {
         let (items, time, height) = (8 + seed as usize % 25, 6 + seed % 40, if tall { (1 << 20) + seed } else { 6 + seed % 90 });
         let jigsaw = tiling(seed, items, time, height, cuts);
         let known = if tall { jigsaw } else { with_holes(seed, jigsaw, 2 + seed % 4) };
-        let (sections, _) = sections(&known.problem);
+        let sections = sections(&known.problem);
         let mut search = Search::new(&sections, known.height, seed);
         match search.run(20 * ROUND, &mut Memo::new(16), 1, None) {
-            Outcome::Found(found) => assert_valid(&sections, found),
+            Outcome::Found(found) => assert_apart(&sections, found),
             Outcome::Infeasible => panic!("{known:?}"),
             Outcome::Open => open += 1,
         }

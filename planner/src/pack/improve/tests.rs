@@ -1,28 +1,12 @@
-use super::super::tests::random_problem;
+use super::super::portfolio::stacked;
+use super::super::tests::{assert_apart, random_problem, sections};
 use super::*;
 use crate::generate::{Cuts, tiling};
-use crate::pack::Problem;
 use arbtest::arbtest;
-
-fn sections(problem: &Problem) -> Sections {
-    let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
-    Sections::new(problem, &placed)
-}
 
 /// A rectangle cut up, of which the skyline alone makes no rectangle again.
 fn puzzle(seed: u64, pieces: usize) -> Sections {
     sections(&tiling(seed, pieces, 1 << 12, 1 << 12, Cuts::Mixed).problem)
-}
-
-/// The spans one above the other, in which nobody is glad to improve.
-fn apart(sections: &Sections) -> Found {
-    let mut found = Found { offsets: Vec::new(), height: 0 };
-    for span in &sections.spans {
-        let offset = found.height.next_multiple_of(span.align);
-        found.offsets.push(offset);
-        found.height = offset + span.size;
-    }
-    found
 }
 
 fn budget(goal: u64, effort: u64, threads: usize) -> Budget {
@@ -43,21 +27,10 @@ const ONE_ROUND: u64 = 1;
 fn valid_and_never_worse() {
     arbtest(|u| {
         let sections = sections(&random_problem(u, 40)?);
-        let incumbent = apart(&sections);
+        let incumbent = stacked(&sections);
         let found = improved(&sections, incumbent.clone(), &[ONE_ROUND], 1);
         assert!(found.height <= incumbent.height);
-        let mut height = 0;
-        for (i, (a, &at)) in sections.spans.iter().zip(&found.offsets).enumerate() {
-            assert!(at.is_multiple_of(a.align));
-            height = height.max(at + a.size);
-            for (b, &other) in sections.spans.iter().zip(&found.offsets).take(i) {
-                assert!(
-                    a.end <= b.start || b.end <= a.start || at + a.size <= other || other + b.size <= at,
-                    "{a:?} at {at}, {b:?} at {other}"
-                );
-            }
-        }
-        assert_eq!(found.height, height);
+        assert_apart(&sections, &found);
         // What cannot be improved comes back as it is.
         assert_eq!(improved(&sections, found.clone(), &[], 1), found);
         Ok(())
@@ -67,10 +40,10 @@ fn valid_and_never_worse() {
 #[test]
 fn threads_change_nothing() {
     let sections = puzzle(1, 250);
-    let one = improved(&sections, apart(&sections), &[500_000], 1);
+    let one = improved(&sections, stacked(&sections), &[500_000], 1);
     assert!(one.height > sections.lower_bound(), "all rounds are needed");
     for threads in [2, 3, 8] {
-        assert_eq!(improved(&sections, apart(&sections), &[500_000], threads), one, "{threads} threads");
+        assert_eq!(improved(&sections, stacked(&sections), &[500_000], threads), one, "{threads} threads");
     }
 }
 
@@ -78,9 +51,9 @@ fn threads_change_nothing() {
 fn goes_on_where_it_stopped() {
     let sections = puzzle(2, 250);
     let round = (LANES * (ROUND / sections.spans.len()) * sections.spans.len()) as u64;
-    let at_once = improved(&sections, apart(&sections), &[6 * round], 2);
-    assert_eq!(improved(&sections, apart(&sections), &[round, 2 * round, ONE_ROUND, 2 * round], 1), at_once);
-    let less = improved(&sections, apart(&sections), &[round], 1);
+    let at_once = improved(&sections, stacked(&sections), &[6 * round], 2);
+    assert_eq!(improved(&sections, stacked(&sections), &[round, 2 * round, ONE_ROUND, 2 * round], 1), at_once);
+    let less = improved(&sections, stacked(&sections), &[round], 1);
     assert!(at_once.height < less.height, "{} after six rounds, {} after one", at_once.height, less.height);
 }
 
@@ -88,7 +61,7 @@ fn goes_on_where_it_stopped() {
 fn stops_at_the_goal() {
     let sections = puzzle(3, 60);
     let lives = Lives::new(&sections);
-    let mut improve = Improve::new(&sections, &lives, apart(&sections), 0);
+    let mut improve = Improve::new(&sections, &lives, stacked(&sections), 0);
     improve.run(&budget(u64::MAX, u64::MAX, 1));
     assert_eq!(improve.placed, 0, "the incumbent is good enough");
     // Without the goal this would never end.
@@ -106,7 +79,7 @@ fn lower_than_any_order_alone() {
         let lives = Lives::new(&sections);
         let mut skyline = Skyline::new(&sections, &lives);
         let alone = STARTS.iter().filter_map(|rank| skyline.pack(&rank.order(&sections), u64::MAX)).min();
-        let found = improved(&sections, apart(&sections), &[400_000], 2);
+        let found = improved(&sections, stacked(&sections), &[400_000], 2);
         assert!(Some(found.height) < alone, "{} of {alone:?}, bound {}", found.height, sections.lower_bound());
     }
 }
