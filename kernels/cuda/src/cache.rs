@@ -200,11 +200,6 @@ fn key(program: &Program, (major, minor): (u32, u32)) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A short hash that names things where nobody has a reason to forge one (FNV-1a, 64 bits).
-pub fn short_hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xCBF2_9CE4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01B3))
-}
-
 /// Layout: magic, key, hash of the rest, length of the usage, usage (a line for each function), image.
 fn encode(cubin: &Cubin, key: &str) -> Vec<u8> {
     let line = |u: &Usage| format!("{} {} {} {} {}\n", u.name, u.registers, u.spill_bytes, u.stack_bytes, u.shared_bytes);

@@ -24,8 +24,8 @@ pub struct Target {
     pub shared_bytes_max: u32,
     /// Whether products of f32 may be rounded to tf32.
     pub tf32: bool,
-    /// Whether every kernel that stores to a variable starts with a look at the fault record, and does nothing if an index
-    /// was out of range before it.
+    /// Whether the kernel starts with a look at the fault record, and does nothing if an index was out of range before it. For
+    /// kernels that store to variables.
     pub guarded: bool,
 }
 
@@ -38,10 +38,25 @@ pub struct Function {
     pub source: String,
 }
 
+impl Function {
+    /// A function from a text in which `NAME` stands for its name, which becomes `kind` and a hash of the text.
+    pub fn new(kind: &str, text: &str) -> Function {
+        let name = format!("{kind}_{:016x}", digest(&[text]));
+        let source = text.replace("NAME", &name);
+        Function { name, source }
+    }
+}
+
+/// A hash of texts that stays the same from version to version (FNV-1a; Fowler, Noll, Vo).
+pub(crate) fn digest(texts: &[&str]) -> u64 {
+    let bytes = texts.iter().flat_map(|text| text.bytes().chain([0]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
 /// One 64-bit word of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// The address of the first byte of an argument's region, in the order of `Spec::arguments`.
+    /// The address of the first byte of an argument's region, in the order of `Spec::arguments`: a multiple of 16.
     Argument(u16),
     /// The address so many bytes into the workspace.
     Workspace(u64),
