@@ -56,7 +56,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     log::debug!("{name}: graph\n{graph}{name}: kernels\n{clusters}");
     let tasks = lower(&clusters).map_err(internal)?;
     let guard = if options.check_memory { GUARD } else { 0 };
-    let mut scheduled = schedule(&graph, tasks, &session.config(), guard).map_err(internal)?;
+    let mut scheduled = schedule(&graph, tasks, &session.target(), guard).map_err(internal)?;
     let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
     let mut again = Again { once: offsets.height, floor: offsets.lower_bound, ..Again::default() };
     let beside = session.persistent_bytes_with(&graph)?;

@@ -15,20 +15,46 @@ pub enum Device {
 }
 
 impl Device {
-    /// The best device there is.
+    /// The best device there is: the first CUDA device, if there are a driver, a compiler and a device, else the CPU.
     pub fn auto() -> Self {
-        Device::Cpu
+        let first = Device::Cuda(0);
+        match first.check() {
+            Ok(()) => first,
+            Err(e) => {
+                log::debug!("the CPU is used: {e}");
+                Device::Cpu
+            }
+        }
+    }
+
+    /// The CUDA device of this number.
+    ///
+    /// # Errors
+    /// If it cannot be used; the error says why.
+    pub fn cuda(ordinal: u32) -> Result<Self> {
+        let device = Device::Cuda(ordinal);
+        device.check().map(|()| device)
     }
 
     /// Whether the device can be used; the error says why it cannot.
     pub fn check(self) -> Result<()> {
         match self {
             Device::Cpu => Ok(()),
-            Device::Cuda(_) => {
-                Err(Error::Device { device: self.to_string(), why: "this version runs on the CPU only; use cpu or auto".into() })
-            }
+            Device::Cuda(ordinal) => usable(ordinal).map_err(|why| Error::Device { device: self.to_string(), why }),
         }
     }
+}
+
+/// Whether a CUDA device can be used, or why not.
+#[cfg(feature = "cuda")]
+fn usable(ordinal: u32) -> Result<(), String> {
+    slabwise_cuda::usable(ordinal).map_err(|e| e.to_string())
+}
+
+/// Whether a CUDA device can be used, or why not.
+#[cfg(not(feature = "cuda"))]
+fn usable(_ordinal: u32) -> Result<(), String> {
+    Err("this build has no CUDA; build it with the feature \"cuda\", or use cpu or auto".into())
 }
 
 impl fmt::Display for Device {

@@ -1,6 +1,7 @@
 //! slabwise compiles a tensor program once, knows every byte before it runs, and runs it inside one slab.
 #![forbid(unsafe_code)]
 
+mod backend;
 mod buffer;
 mod checkpoint;
 mod checks;

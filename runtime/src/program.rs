@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use slabwise_kernels::cpu::Kernel;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 
+use crate::backend::{Kernel, Loaded};
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, Origin};
@@ -91,6 +91,8 @@ pub(crate) struct Compiled {
     pub slab_bytes: u64,
     pub plan: Plan,
     pub guard: u64,
+    /// What its kernels became on a device other than the CPU.
+    pub loaded: Option<Loaded>,
     /// What blocks of the dynamic mode are for: buffers, then the workspaces of the steps.
     pub tags: Vec<Tag>,
     /// The tags' numbers in the session's pool, once it has seen them.
@@ -180,7 +182,19 @@ impl Compiled {
             slab_bytes: offsets.height,
             plan,
             guard,
+            loaded: None,
         })
+    }
+
+    /// One past the highest byte of the slab that a kernel is given.
+    #[cfg(feature = "cuda")]
+    pub fn peak(&self) -> u64 {
+        let end = |p: Planned| p.offset + p.bytes;
+        let of = |step: &Step| {
+            let planned = step.places.iter().map(|p| if let Place::Planned(b) = p { end(self.buffers[*b].place) } else { 0 });
+            planned.max().unwrap_or(0).max(end(step.workspace))
+        };
+        self.steps.iter().map(of).max().unwrap_or(0)
     }
 
     /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.

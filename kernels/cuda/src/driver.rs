@@ -313,7 +313,11 @@ impl AddressRange {
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the addresses have just been mapped, and one description is passed.
-        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1) })
+        let allowed = check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1) });
+        if allowed.is_err() {
+            self.unmap(context, offset, bytes);
+        }
+        allowed
     }
 
     /// Takes the memory behind addresses away; work that uses it must be done.

@@ -9,6 +9,8 @@ mod device;
 pub mod driver;
 #[cfg(feature = "emulator")]
 pub mod emulator;
+#[cfg(feature = "emulator")]
+pub mod fake;
 pub mod libraries;
 mod lower;
 pub mod nvrtc;
@@ -16,7 +18,7 @@ mod program;
 mod source;
 mod space;
 
-pub use device::{Device, Fault};
+pub use device::{Device, Fault, usable};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
 pub use program::{Launch, LoadError, Program, workspace_bytes};
 pub use source::{PRELUDE, lower};

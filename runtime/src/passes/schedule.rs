@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use slabwise_kernels::cpu::{Config, Kernel};
 use slabwise_kernels::spec::{Access, Body};
 use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Repeated, TaskId};
 
 use super::cost::cost;
 use super::lower::{Arg, Task};
+use crate::backend::{Kernel, Target};
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
@@ -47,12 +47,16 @@ impl Scheduled {
 /// Prepares the kernels and states which buffers they read and write.
 ///
 /// `guard` bytes that no task may touch are kept behind every buffer (0 but for memory checks).
-pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) -> Result<Scheduled, String> {
+pub fn schedule(graph: &Graph, tasks: Vec<Task>, target: &Target, guard: u64) -> Result<Scheduled, String> {
     let bounds = graph.symbols.bounds();
-    let kernels: Vec<Arc<Kernel>> = tasks
-        .iter()
-        .map(|t| Kernel::new(t.spec.clone(), &bounds, config).map(Arc::new).map_err(|e| format!("{}: {e}", t.name)))
-        .collect::<Result<_, _>>()?;
+    let checked = tasks.iter().any(|t| matches!(t.spec.body, Body::CheckIndex(_)));
+    let writes_variable = |t: &Task| {
+        let written = t.args.iter().zip(t.spec.arguments()).filter(|(_, (_, _, access))| *access != Access::Read);
+        written.into_iter().any(|(arg, _)| matches!(arg, Arg::Variable(_)))
+    };
+    let prepare = |t: &Task| Kernel::new(t.spec.clone(), &bounds, target, checked && writes_variable(t));
+    let kernels: Vec<Arc<Kernel>> =
+        tasks.iter().map(|t| prepare(t).map(Arc::new).map_err(|e| format!("{}: {e}", t.name))).collect::<Result<_, _>>()?;
     let mut s = Scheduled { dag: Dag::new(), tasks: Vec::new(), kernels: Vec::new(), nodes: Vec::new() };
     let mut buffers: HashMap<NodeId, BufferId> = HashMap::new();
     for task in &tasks {
