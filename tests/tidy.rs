@@ -24,7 +24,7 @@ const FLOORS: &[&[&str]] = &[
     &["graph"],
     &["passes", "reference"],
     &["nn", "optim", "tensor", "trace"],
-    &["buffer", "checkpoint", "checks", "compile", "dynamic", "feed", "fit", "init", "plan", "program", "session"],
+    &["buffer", "checkpoint", "checks", "compile", "dynamic", "feed", "fit", "init", "plan", "program", "session", "shapes"],
     &["models"],
 ];
 
