@@ -98,8 +98,9 @@ impl Network {
         let relations = Relations::new(dag);
         let task = |task: &Task| Computation {
             once: !task.repeatable,
-            cost: task.cost,
-            workspace: task.workspace_occupied(),
+            // Running it once is part of every schedule; what counts is what another run costs.
+            cost: task.rerun.as_ref().map_or(task.cost, |rerun| rerun.cost),
+            workspace: task.workspace_occupied().max(task.again().workspace_occupied()),
             ..Computation::default()
         };
         let mut computations: Vec<Computation> = dag.tasks.iter().map(task).collect();

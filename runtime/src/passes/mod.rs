@@ -7,6 +7,7 @@ mod fuse;
 mod layout;
 mod lower;
 mod remake;
+mod rerun;
 mod schedule;
 pub mod simplify;
 mod update;
