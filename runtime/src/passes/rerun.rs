@@ -80,8 +80,11 @@ fn without(task: &Task, stores: Vec<Store>, needed: &[bool]) -> Task {
         }
     }
     let number = |kept: &[bool]| {
-        let mut next = 0;
-        kept.iter().map(|&kept| std::mem::replace(&mut next, next + u16::from(kept))).collect::<Vec<u16>>()
+        let next = |next: &mut u16, &kept: &bool| {
+            *next += u16::from(kept);
+            Some(*next - u16::from(kept))
+        };
+        kept.iter().scan(0, next).collect::<Vec<u16>>()
     };
     let (operand, value) = (number(&used), number(needed));
     let (operand, value) = (|k: u16| operand[usize::from(k)], |v: ValueId| value[usize::from(v)]);
