@@ -6,12 +6,15 @@ use std::collections::HashSet;
 
 use slabwise_kernels::spec::{Access, Body, Store};
 
-use super::lower::{Arg, Task};
+use super::lower::{Arg, Task, container_of};
 use super::stores::{argument, keep_stores};
+use crate::graph::Graph;
+use crate::ops::NodeId;
 
-/// The task as it runs again: itself if it assigns no variable, less if it does. `None` if it may run only once.
-pub(super) fn rerun(task: &Task) -> Option<Task> {
-    if matches!(task.spec.body, Body::CheckIndex(_)) {
+/// The task as it runs again: itself if it assigns no variable, less if it does. `None` if it may run only once, as what makes one of
+/// the `kept` does.
+pub(super) fn rerun(task: &Task, kept: &HashSet<Arg>) -> Option<Task> {
+    if matches!(task.spec.body, Body::CheckIndex(_)) || makes(task, kept) {
         return None;
     }
     let assigned = assigned(task);
@@ -22,6 +25,18 @@ pub(super) fn rerun(task: &Task) -> Option<Task> {
         task.spec.stores.iter().copied().filter(|s| matches!(argument(task, s.operand), Arg::Buffer(_))).collect();
     // What it assigned by then it cannot take as it was.
     keep_stores(task, &stores).filter(|lean| !lean.args.iter().any(|arg| assigned.contains(arg)))
+}
+
+/// The buffers of values that are never made again.
+pub(super) fn kept(graph: &Graph) -> HashSet<Arg> {
+    let buffer = |&id: &NodeId| Arg::Buffer(container_of(graph, id).map_or(id, |(container, ..)| container));
+    graph.kept.iter().map(buffer).collect()
+}
+
+/// Whether a task writes one of these.
+pub(super) fn makes(task: &Task, buffers: &HashSet<Arg>) -> bool {
+    let arguments = task.spec.arguments();
+    !buffers.is_empty() && task.args.iter().zip(&arguments).any(|(arg, (_, _, access))| *access != Access::Read && buffers.contains(arg))
 }
 
 /// The variables that a task assigns.

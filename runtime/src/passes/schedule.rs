@@ -9,7 +9,7 @@ use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Repeated, R
 
 use super::cost::cost;
 use super::lower::{Arg, Task};
-use super::rerun::rerun;
+use super::rerun::{kept, rerun};
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
@@ -69,13 +69,14 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) ->
             }
         }
     }
+    let kept = kept(graph);
     for (task, kernel) in tasks.iter().zip(&kernels) {
         let [reads, writes] = touched(task, &buffers);
         let mut planned = slabwise_planner::Task::new(task.name.clone(), &reads, &writes);
         planned.after = task.after.iter().map(|&t| TaskId(t as u32)).collect();
         planned.workspace = kernel.workspace();
         planned.cost = cost(&task.spec, &bounds);
-        if let Some(again) = rerun(task) {
+        if let Some(again) = rerun(task, &kept) {
             planned.repeatable = true;
             if again.spec.stores.len() < task.spec.stores.len() {
                 let kernel = prepare(&again)?;

@@ -7,7 +7,7 @@
 use slabwise_kernels::spec::{Body, Inst, Store};
 
 use super::lower::{Arg, Task};
-use super::rerun::assigned;
+use super::rerun::{assigned, kept, makes};
 use super::stores::{argument, keep_stores};
 use crate::graph::Graph;
 
@@ -17,8 +17,10 @@ pub(crate) fn unfuse(graph: &Graph, tasks: &[Task], smallest: u64) -> Vec<Task> 
     let mut parted: Vec<Task> = Vec::with_capacity(tasks.len());
     // For each old task the new ones that do its work; for each new one the new ones it waits for besides.
     let (mut names, mut waits) = (Vec::with_capacity(tasks.len()), Vec::new());
+    let kept = kept(graph);
     for task in tasks {
-        let (apart, rest) = take_apart(graph, task, smallest);
+        // Taken apart, steps to one value may be made for another as well.
+        let (apart, rest) = if makes(task, &kept) { (Vec::new(), task.clone()) } else { take_apart(graph, task, smallest) };
         let first = parted.len();
         names.push(first..=first + apart.len());
         waits.resize(first + apart.len(), Vec::new());
