@@ -109,7 +109,7 @@ impl Compiled {
     /// Puts kernels and checked offsets together: a program exists only with a plan that the checker accepted.
     pub fn link(graph: &Graph, scheduled: Scheduled, variables: &[usize], plan: Plan, guard: u64, session: u64) -> Result<Self> {
         let offsets = plan.offsets();
-        let Scheduled { dag, tasks, kernels, nodes } = &scheduled;
+        let Scheduled { dag, tasks, kernels, nodes, .. } = &scheduled;
         let buffers: Vec<PlannedBuffer> = nodes
             .iter()
             .enumerate()
