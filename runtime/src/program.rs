@@ -1,5 +1,8 @@
 //! A compiled program: kernels in the order of a checked plan, and where their arguments lie.
 
+#[cfg(feature = "profiles")]
+mod ledger;
+
 use std::sync::{Arc, OnceLock};
 
 use slabwise_kernels::cpu::Kernel;

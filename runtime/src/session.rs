@@ -69,6 +69,7 @@ pub struct Session {
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
+    recording: Option<measure::Recording>,
 }
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -109,6 +110,7 @@ impl Session {
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
+            recording: None,
         })
     }
 
@@ -332,8 +334,11 @@ impl Session {
                     Place::Sizes => self.sizes,
                 })
                 .collect();
-            let started = self.profile.as_ref().map(|_| Instant::now());
+            let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
             step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+            if let (Some(started), Some(recording)) = (started, &mut self.recording) {
+                recording.note(inner, at, &args, workspace, slab, started);
+            }
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
                 profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
