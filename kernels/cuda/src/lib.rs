@@ -4,10 +4,13 @@
 //! because the CPU's kernels, which take long to compile, should not be compiled anew whenever a template of this one changes.
 
 pub mod code;
+mod conv;
 #[cfg(feature = "emulator")]
 pub mod emulator;
+mod gemm;
 mod lower;
 mod source;
 
+pub use gemm::{Candidate, candidates};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
 pub use source::{PRELUDE, lower};
