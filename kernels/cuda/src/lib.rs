@@ -3,12 +3,15 @@
 //! It is a crate of its own inside `kernels` because a program that runs on the CPU alone should build without it, and
 //! because the CPU's kernels, which take long to compile, should not be compiled anew whenever a template of this one changes.
 
+pub mod cache;
 pub mod code;
 mod conv;
 #[cfg(feature = "emulator")]
 pub mod emulator;
 mod gemm;
+pub mod libraries;
 mod lower;
+pub mod nvrtc;
 mod source;
 
 pub use gemm::{Candidate, candidates};
