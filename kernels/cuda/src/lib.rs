@@ -5,12 +5,15 @@
 
 pub mod cache;
 pub mod code;
+mod conv;
 #[cfg(feature = "emulator")]
 pub mod emulator;
+mod gemm;
 pub mod libraries;
 mod lower;
 pub mod nvrtc;
 mod source;
 
+pub use gemm::{Candidate, candidates};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
 pub use source::{PRELUDE, lower};
