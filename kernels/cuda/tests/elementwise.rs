@@ -1,5 +1,6 @@
 //! Loops that reduce nothing, against the CPU's kernels.
 
+#[allow(dead_code)]
 #[path = "../../tests/loops/builder.rs"]
 mod builder;
 mod common;

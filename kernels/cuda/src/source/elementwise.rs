@@ -4,13 +4,14 @@
 use std::fmt::Write as _;
 
 use slabwise_kernels::cpu::SpecError;
-use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::Spec;
 
 use super::THREADS;
 use super::params::{Number, Params};
-use super::space::{Point, Space, memory_order, pointers};
-use crate::code::{Code, Site};
+use super::space::{Point, Space, Via, memory_order, pointers, vector_width};
+use super::transpose;
+use crate::code::Code;
 use crate::lower::{Dispatch, Function, Lowered, Target};
 
 /// Blocks for each multiprocessor: what is left is done in further turns of the loops.
@@ -32,10 +33,12 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     space.permute(&memory_order(&spec.operands[stored].strides, 0, spec.dims.len(), bounds));
     space.merge(0, space.dims.len());
     if space.dims.is_empty() {
-        space.dims.push(Size::ONE);
-        space.walks.iter_mut().for_each(|(_, strides)| strides.push(Size::ZERO));
+        space.insert(0);
     }
     let mut params = Params::new(spec, bounds, target);
+    if let Some(across) = transpose::across(&code, &space, bounds) {
+        return Ok(transpose::lower(&code, &space, params, across, target));
+    }
     let width = width(&code, &space);
     let (function, vectors) = flat(&code, &space, &mut params, width);
     let target = *target;
@@ -48,50 +51,14 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     }))
 }
 
-/// How many neighbours along the last axis a thread takes: vectors of 16 bytes of the widest type, if every operand's elements
-/// lie so that they can be moved.
+/// How many neighbours along the last axis a thread takes.
 fn width(code: &Code, space: &Space) -> i64 {
     let last = space.dims.len() - 1;
-    let used: Vec<u16> = code.loads().into_iter().chain(code.spec.stores.iter().map(|s| s.operand)).collect();
-    let along = |k: &u16| space.stride(*k, last);
-    let stores_apart = code.spec.stores.iter().any(|s| !along(&s.operand).is(1));
-    if stores_apart || used.iter().any(|k| !along(k).is(0) && !along(k).is(1)) {
+    if code.spec.stores.iter().any(|s| !space.stride(s.operand, last).is(1)) {
         return 1;
     }
-    let moved: Vec<u16> = used.into_iter().filter(|k| along(k).is(1)).collect();
-    let Some(widest) = moved.iter().map(|&k| code.spec.operands[usize::from(k)].dtype.bytes()).max() else { return 1 };
-    let mut width = 16 / widest as i64;
-    let fits = |width: i64| {
-        let whole = |size: Size| size.checked_div(width).is_some();
-        let walks = || moved.iter().map(|&k| &space.walks[usize::from(k)]);
-        (last == 0 || whole(space.dims[last]))
-            && walks().all(|(offset, strides)| whole(*offset) && strides[..last].iter().all(|s| whole(*s)))
-    };
-    while width > 1 && !fits(width) {
-        width /= 2;
-    }
-    width
-}
-
-/// A point among `width` neighbours whose elements are moved together.
-struct InVector<'a> {
-    point: Point,
-    moved: &'a dyn Fn(u16) -> bool,
-}
-
-impl Site for InVector<'_> {
-    fn read(&self, k: u16) -> String {
-        if (self.moved)(k) { format!("x{k}.v[u]") } else { self.point.read(k) }
-    }
-    fn write(&self, k: u16) -> String {
-        format!("y{k}.v[u]")
-    }
-    fn state(&self, k: u16) -> String {
-        self.point.state(k)
-    }
-    fn index(&self, k: u16) -> String {
-        self.point.index(k)
-    }
+    let used: Vec<u16> = code.loads().into_iter().chain(code.spec.stores.iter().map(|s| s.operand)).collect();
+    vector_width(code, space, &used, last, last == 0)
 }
 
 /// One loop over all points. Returns how many of them a turn takes.
@@ -122,7 +89,11 @@ fn flat(code: &Code, space: &Space, params: &mut Params, width: i64) -> (Functio
         let _ = writeln!(body, "{} y{};", vector(store.operand), store.operand);
     }
     coordinates[last] = format!("({} + u)", coordinates[last]);
-    let site = InVector { point: Point::new(space, params, &coordinates, ""), moved: &moved };
+    let site = Via {
+        point: Point::new(space, params, &coordinates, ""),
+        read: &|k| moved(k).then(|| format!("x{k}.v[u]")),
+        write: &|k| Some(format!("y{k}.v[u]")),
+    };
     let _ = writeln!(body, "#pragma unroll\nfor (int u = 0; u < {width}; ++u) {{\n{}}}", code.point(&site));
     for store in &code.spec.stores {
         let _ = writeln!(body, "store_vec(a{0} + {1}, y{0});", store.operand, start.element(store.operand));

@@ -2,7 +2,9 @@
 
 mod elementwise;
 pub(crate) mod params;
+mod rows;
 pub(crate) mod space;
+mod transpose;
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
@@ -20,7 +22,7 @@ pub(crate) const THREADS: u32 = 256;
 pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
     match &spec.body {
         Body::Loop if spec.reduced == 0 => elementwise::lower(spec, bounds, target),
-        Body::Loop => Err(SpecError("reductions have no CUDA source".into())),
+        Body::Loop => rows::lower(spec, bounds, target),
         Body::Matmul(_) => Err(SpecError("matrix products have no CUDA source".into())),
         Body::Conv2d(_) => Err(SpecError("convolutions have no CUDA source".into())),
         Body::Pool2d(_) | Body::Pool2dGrad(_) => Err(SpecError("pooling has no CUDA source".into())),

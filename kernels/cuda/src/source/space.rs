@@ -66,6 +66,12 @@ impl Space {
         end - from
     }
 
+    /// Adds an axis of length 1.
+    pub fn insert(&mut self, axis: usize) {
+        self.dims.insert(axis, Size::ONE);
+        self.walks.iter_mut().for_each(|(_, strides)| strides.insert(axis, Size::ZERO));
+    }
+
     fn remove(&mut self, axis: usize) {
         self.dims.remove(axis);
         for (_, strides) in &mut self.walks {
@@ -89,6 +95,30 @@ impl Space {
     pub fn points(&self, env: &Env) -> i64 {
         points(&self.dims, env)
     }
+}
+
+/// How many neighbours along `axis` a thread takes: vectors of 16 bytes of the widest type, if the elements of all these
+/// operands that vary along it lie so that they can be moved together; a `remainder` is allowed or not.
+pub fn vector_width(code: &Code, space: &Space, used: &[u16], axis: usize, remainder: bool) -> i64 {
+    let along = |k: &u16| space.stride(*k, axis);
+    if used.iter().any(|k| !along(k).is(0) && !along(k).is(1)) {
+        return 1;
+    }
+    let moved: Vec<u16> = used.iter().copied().filter(|k| along(k).is(1)).collect();
+    let Some(widest) = moved.iter().map(|&k| code.spec.operands[usize::from(k)].dtype.bytes()).max() else { return 1 };
+    let fits = |width: i64| {
+        let whole = |size: Size| size.checked_div(width).is_some();
+        let lies = |k: &u16| {
+            let (offset, strides) = &space.walks[usize::from(*k)];
+            whole(*offset) && strides.iter().enumerate().all(|(a, s)| a == axis || whole(*s))
+        };
+        (remainder || whole(space.dims[axis])) && moved.iter().all(lies)
+    };
+    let mut width = 16 / widest as i64;
+    while width > 1 && !fits(width) {
+        width /= 2;
+    }
+    width
 }
 
 /// Points of a space under `env`.
@@ -142,6 +172,37 @@ impl Site for Point {
     }
     fn acc(&self) -> String {
         self.acc.clone()
+    }
+}
+
+/// Another expression for an operand of a point, where it is not at its place in memory.
+pub type Elsewhere<'a> = &'a dyn Fn(u16) -> Option<String>;
+
+/// A point some of whose elements are read or written elsewhere than in memory.
+pub struct Via<'a> {
+    /// The point.
+    pub point: Point,
+    /// Where operands are read.
+    pub read: Elsewhere<'a>,
+    /// Where operands are written.
+    pub write: Elsewhere<'a>,
+}
+
+impl Site for Via<'_> {
+    fn read(&self, k: u16) -> String {
+        (self.read)(k).unwrap_or_else(|| self.point.read(k))
+    }
+    fn write(&self, k: u16) -> String {
+        (self.write)(k).unwrap_or_else(|| self.point.write(k))
+    }
+    fn state(&self, k: u16) -> String {
+        self.point.state(k)
+    }
+    fn index(&self, k: u16) -> String {
+        self.point.index(k)
+    }
+    fn acc(&self) -> String {
+        self.point.acc()
     }
 }
 
