@@ -29,6 +29,8 @@ impl Storage {
         let row = |ty, widen, from_float, from_int| Storage { ty, widen, from_float, from_int };
         match dtype {
             DType::F32 => row("float", "{}", "{}", "float({})"),
+            DType::F16 => row("f16", "widen({})", "narrow_f16({})", "narrow_f16(float({}))"),
+            DType::BF16 => row("bf16", "widen({})", "narrow_bf16({})", "narrow_bf16(float({}))"),
             DType::I32 => row("int", "{}", "__float2int_rz({})", "{}"),
             DType::U8 => row("unsigned char", "int({})", "(unsigned char)min(__float2uint_rz({}), 255u)", "(unsigned char)({})"),
             DType::Bool => row("unsigned char", "({} != 0)", "(unsigned char)({} != 0.0f)", "(unsigned char)({} != 0)"),

@@ -28,6 +28,7 @@ fn arguments(dtype: DType, which: usize) -> Vec<u8> {
     let pick = |i: usize, len: usize| (i * [1, 17, 5][which] + which) % len;
     match dtype {
         DType::F32 => (0..n).flat_map(|i| floats()[pick(i, floats().len())].to_le_bytes()).collect(),
+        DType::F16 | DType::BF16 => Choices::new(which as u32).elements(dtype, n),
         DType::I32 => (0..n).flat_map(|i| integers()[pick(i, integers().len())].to_le_bytes()).collect(),
         DType::U8 => (0..n).map(|i| (i * 7 + which) as u8).collect(),
         DType::Bool => (0..n).map(|i| (i >> which & 1) as u8).collect(),

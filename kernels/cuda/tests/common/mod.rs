@@ -59,6 +59,9 @@ impl Choices {
         (0..count)
             .flat_map(|_| match dtype {
                 DType::F32 => (2.0 * self.unit()).to_le_bytes().to_vec(),
+                // A power of two from 2⁻³ to 1, either sign, and any fraction.
+                DType::F16 => ((self.bits() as u16 & 0x83ff) | ((12 + self.below(4) as u16) << 10)).to_le_bytes().to_vec(),
+                DType::BF16 => ((self.unit().to_bits() >> 16) as u16).to_le_bytes().to_vec(),
                 DType::I32 => (self.below(201) as i32 - 100).to_le_bytes().to_vec(),
                 DType::U8 => vec![self.bits() as u8],
                 DType::Bool => vec![self.bits() as u8 & 1],
@@ -218,6 +221,12 @@ impl Fixed {
 fn agree(dtype: DType, a: &[u8], b: &[u8], tolerance: f32) -> bool {
     if a == b {
         return true;
+    }
+    if dtype.is_half() {
+        // Neighbours: both sides rounded something that differs a little.
+        let bits = |x: &[u8]| i32::from(i16::from_le_bytes(x.try_into().expect("2 bytes")));
+        let nan = |x: &[u8]| bits(x) & 0x7fff > if dtype == DType::F16 { 0x7c00 } else { 0x7f80 };
+        return (nan(a) && nan(b)) || (tolerance > 0.0 && (bits(a) - bits(b)).abs() <= 1);
     }
     if dtype != DType::F32 {
         return false;

@@ -20,7 +20,7 @@ use self::emit::{Emitter, Part};
 use self::levels::Levels;
 use super::THREADS;
 use super::params::Params;
-use super::space::{Space, memory_order, points, vector_width};
+use super::space::{Space, memory_order, points, touched, vector_width};
 use crate::code::Code;
 use crate::lower::{Dispatch, Lowered, Target};
 
@@ -186,9 +186,8 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
         }
     }
     let crossing = levels.crossing.iter().filter(|c| **c).count() as i64;
-    let used: Vec<u16> = code.loads().into_iter().chain(code.spec.stores.iter().map(|s| s.operand)).collect();
     let vector = match adjacent {
-        true if space.dims.len() == kept + 1 && len >= 4 * i64::from(team) => vector_width(code, space, &used, kept, false).min(8),
+        true if space.dims.len() == kept + 1 && len >= 4 * i64::from(team) => vector_width(space, &touched(code), kept, false).min(8),
         _ => 1,
     };
     let each = (len.max(1) as u64).div_ceil(team as u64 * vector as u64) as i64 * vector;
