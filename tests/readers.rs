@@ -62,7 +62,8 @@ fn damaged(u: &mut Unstructured<'_>, file: &[u8], other: &[u8]) -> Result<Vec<u8
             4 => bytes.truncate(at),
             5 => {
                 // Numbers at the edges of their types.
-                let text = *u.choose(&["0", "-1", "18446744073709551615", "18446744073709551616", "1e999", "4294967296", "0x", "\"", "[", "{"])?;
+                let text =
+                    *u.choose(&["0", "-1", "18446744073709551615", "18446744073709551616", "1e999", "4294967296", "0x", "\"", "[", "{"])?;
                 bytes.splice(at..at + length, text.bytes());
             }
             _ => {

@@ -14,7 +14,8 @@ fn browser() -> Option<PathBuf> {
     let named = std::env::var_os("SLABWISE_BROWSER").map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let names = ["chromium", "chromium-browser", "google-chrome", "chrome"];
-    let found = named.or_else(|| std::env::split_paths(&path).find_map(|folder| names.map(|n| folder.join(n)).into_iter().find(|p| p.is_file())));
+    let found =
+        named.or_else(|| std::env::split_paths(&path).find_map(|folder| names.map(|n| folder.join(n)).into_iter().find(|p| p.is_file())));
     assert!(found.is_some() || std::env::var_os("CI").is_none(), "CI tests the page in a browser: install chromium");
     if found.is_none() {
         eprintln!("skipped: there is no chromium, and SLABWISE_BROWSER names none");
@@ -26,7 +27,8 @@ fn browser() -> Option<PathBuf> {
 fn visit(browser: &Path, page: &str, view: &str, script: &str) -> (Value, Vec<String>) {
     let folder = tempfile::tempdir().expect("a folder");
     let (file, log) = (folder.path().join("plan.html"), folder.path().join("net.json"));
-    let script = format!("<script>document.body.dataset.result = encodeURIComponent(JSON.stringify((() => {{ {script} }})()));</script></body>");
+    let script =
+        format!("<script>document.body.dataset.result = encodeURIComponent(JSON.stringify((() => {{ {script} }})()));</script></body>");
     std::fs::write(&file, page.replace("</body>", &script)).expect("written");
     let output = Command::new(browser)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"])
@@ -74,9 +76,10 @@ fn kept(plan: &Plan) -> (BufferId, Lifetime) {
     let (dag, offsets) = (plan.dag(), plan.offsets());
     let step = peak(dag, offsets).0 as u64;
     let only = |name: &str| dag.buffers.iter().filter(|b| b.name == name).count() == 1;
-    let found = (0u32..).zip(&dag.buffers).zip(&offsets.lifetimes).find(|((_, b), life)| {
-        only(&b.name) && !b.layer.is_empty() && life.start < step && life.end > step + 1
-    });
+    let found = (0u32..)
+        .zip(&dag.buffers)
+        .zip(&offsets.lifetimes)
+        .find(|((_, b), life)| only(&b.name) && !b.layer.is_empty() && life.start < step && life.end > step + 1);
     let ((id, _), life) = found.expect("a step keeps values for its way back");
     (BufferId(id), *life)
 }
@@ -138,7 +141,8 @@ fn pointing_sliding_and_finding_say_what_the_planner_says() {
     let workspace = usize::from(dag.tasks[offsets.order[step].index()].workspace > 0);
     assert_eq!(seen["rows"].as_u64(), Some(((0..dag.buffers.len()).filter(holds).count() + workspace) as u64));
     assert!(seen["outlines"].as_u64() > Some(0) && text("run").contains(&format!("{} of {}", run.peak_bytes(), plan.slab_bytes())));
-    let outside = |urls: &[String]| urls.iter().filter(|url| !url.starts_with("file:") && !url.starts_with("data:")).cloned().collect::<Vec<_>>();
+    let outside =
+        |urls: &[String]| urls.iter().filter(|url| !url.starts_with("file:") && !url.starts_with("data:")).cloned().collect::<Vec<_>>();
     assert_eq!((outside(&urls), seen["asked"].as_u64()), (Vec::new(), Some(0)));
 
     // By hand: the mouse, the slider at every step, the field, the box; with a name that is markup.

@@ -16,7 +16,6 @@ use slabwise_kernels::spec::{Body, Spec};
 use crate::gemm;
 use crate::lower::{Lowered, Target};
 
-
 /// What stands in front of every program: what the functions share.
 pub const PRELUDE: &str = concat!(
     include_str!("prelude.cuh"),
@@ -35,20 +34,12 @@ pub(crate) const THREADS: u32 = 256;
 pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
     match &spec.body {
         Body::Loop if spec.reduced == 0 => elementwise::lower(spec, bounds, target),
-<<<<<<< HEAD
-        Body::Loop => Err(SpecError("reductions have no CUDA source".into())),
-        Body::Matmul(_) | Body::Conv2d(_) => gemm::lower(spec, bounds, target),
-        Body::Pool2d(_) | Body::Pool2dGrad(_) => Err(SpecError("pooling has no CUDA source".into())),
-        Body::Gather(_) | Body::ScatterAdd(_) | Body::CheckIndex(_) => Err(SpecError("indexing has no CUDA source".into())),
-=======
         Body::Loop => rows::lower(spec, bounds, target),
-        Body::Matmul(_) => Err(SpecError("matrix products have no CUDA source".into())),
-        Body::Conv2d(_) => Err(SpecError("convolutions have no CUDA source".into())),
+        Body::Matmul(_) | Body::Conv2d(_) => gemm::lower(spec, bounds, target),
         Body::Pool2d(pool) => pool::lower(spec, pool, bounds, target),
         Body::Pool2dGrad(pool) => pool::lower_grad(spec, pool, bounds, target),
         Body::Gather(gather) => gather::lower(spec, gather, bounds, target),
         Body::ScatterAdd(scatter) => scatter::lower(spec, scatter, bounds, target),
         Body::CheckIndex(check) => gather::lower_check(spec, check, bounds, target),
->>>>>>> cuda-src
     }
 }
