@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use crate::backend::{Backend, Target};
 use crate::buffer::{Buffer, Output, Shown};
-use crate::compile::{CompileOptions, compile, lay_out, variable_bytes};
+use crate::compile::{CompileOptions, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
@@ -31,6 +31,7 @@ use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::plan::Plan;
 use crate::program::{Compiled, Place, Planned, Program, lengths};
+use crate::shapes::first_lengths;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
 
@@ -71,6 +72,7 @@ pub struct Session {
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
+    recording: Option<measure::Recording>,
 }
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -109,6 +111,7 @@ impl Session {
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
+            recording: None,
         })
     }
 
@@ -183,7 +186,7 @@ impl Session {
     pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
         let started = Instant::now();
         let graph = self.finished(trace, &outputs)?;
-        Ok(lay_out(self, trace.name(), &graph, started)?.plan)
+        Ok(lay_out(self, trace.name(), &first_lengths(graph, &self.options.shapes), started)?.plan)
     }
 
     /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.
@@ -216,18 +219,27 @@ impl Session {
             return Err(Error::Value(format!("\"{name}\" has {} outputs, {N} are expected", graph.outputs.len())));
         }
         let counters = self.new_counters(name, graph)?;
-        let inner = compile(self, name, graph, Instant::now())?;
+        let program = self.compile_for_shapes(name, graph)?;
         self.keep_counters(counters);
+        self.grow_slab(&program.inner)?;
+        Ok(program)
+    }
+
+    /// Makes room for the sizes of runs.
+    pub(crate) fn reserve_sizes(&mut self) -> Result<()> {
         if self.sizes.bytes == 0 {
             self.sizes = self.memory.reserve(4 * MAX_SYMBOLS as u64, "the sizes of runs")?;
         }
-        self.grow_slab(&inner)?;
-        #[cfg(feature = "cuda")]
-        let inner = self.load_program(inner)?;
-        Ok(Program { inner })
+        Ok(())
     }
 
-    fn grow_slab(&mut self, inner: &Compiled) -> Result<()> {
+    /// Without devices that want it loaded a program is ready.
+    #[cfg(not(feature = "cuda"))]
+    pub(crate) fn load_program(&mut self, _: &mut Compiled) -> Result<()> {
+        self.reserve_sizes()
+    }
+
+    pub(crate) fn grow_slab(&mut self, inner: &Compiled) -> Result<()> {
         let bytes = inner.slab_bytes;
         if self.slab.is_some_and(|s| s.bytes >= bytes) {
             return Ok(());
@@ -315,7 +327,7 @@ impl Session {
     /// On an error nothing has changed: inputs are checked before anything runs, and checks of their values (labels within
     /// range) run before any weight is written.
     pub fn run<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
-        let inner = &program.inner;
+        let inner = &*self.planned_for(program, &feed)?;
         let env = self.begin(inner, &feed)?;
         let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
         let place = |p: Planned| slab.part(p.offset, p.bytes);
@@ -349,11 +361,16 @@ impl Session {
                     Place::Sizes => self.sizes,
                 })
                 .collect();
-            let started = self.profile.as_ref().map(|_| Instant::now());
+            let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
             let done = self.memory.run(inner.loaded.as_ref(), (at, &step.kernel), &args, &workspace, &env, &self.team)?;
             done.map_err(|fault| inner.fault(at, fault))?;
-            if let (Some(started), Some(profile)) = (started, &mut self.profile) {
+            if started.is_some() {
                 self.memory.settle()?;
+            }
+            if let (Some(started), Some(recording)) = (started, &mut self.recording) {
+                recording.note(inner, at, &args, workspace, slab, started);
+            }
+            if let (Some(started), Some(profile)) = (started, &mut self.profile) {
                 profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
             if inner.guard > 0 {
@@ -379,11 +396,16 @@ impl Session {
         Output { shown: Shown::new(&self.memory, region.part(0, bytes as u64)), dtype: planned.dtype, lengths, buffer }
     }
 
+    pub(crate) fn owns(&self, inner: &Compiled) -> Result<()> {
+        if inner.session == self.id {
+            return Ok(());
+        }
+        Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)))
+    }
+
     /// Checks the feed and publishes the sizes of the run.
     pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
-        if inner.session != self.id {
-            return Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)));
-        }
+        self.owns(inner)?;
         let (threads, room) = (self.team.threads(), inner.steps.iter().filter_map(|s| s.kernel.threads()).min());
         if let Some(room) = room.filter(|&room| room < threads) {
             let message = format!(

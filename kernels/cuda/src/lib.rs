@@ -5,12 +5,14 @@
 
 pub mod cache;
 pub mod code;
+mod conv;
 mod device;
 pub mod driver;
 #[cfg(feature = "emulator")]
 pub mod emulator;
 #[cfg(feature = "emulator")]
 pub mod fake;
+mod gemm;
 pub mod libraries;
 mod lower;
 pub mod nvrtc;
@@ -19,6 +21,7 @@ mod source;
 mod space;
 
 pub use device::{Device, Fault, usable};
+pub use gemm::{Candidate, candidates};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
 pub use program::{Launch, LoadError, Program, workspace_bytes};
 pub use source::{PRELUDE, lower};

@@ -12,8 +12,9 @@ use crate::program::{Compiled, Place};
 
 impl Session {
     /// Compiles and loads a program's kernels, and makes room for its inputs on their way, if this session's device wants that.
-    pub(super) fn load_program(&mut self, mut inner: Compiled) -> Result<Compiled> {
-        let Backend::Cuda(gpu) = &mut self.memory else { return Ok(inner) };
+    pub(crate) fn load_program(&mut self, inner: &mut Compiled) -> Result<()> {
+        self.reserve_sizes()?;
+        let Backend::Cuda(gpu) = &mut self.memory else { return Ok(()) };
         let mut kernels = Vec::with_capacity(inner.steps.len());
         let mut checks = Vec::new();
         for step in &inner.steps {
@@ -36,15 +37,15 @@ impl Session {
         }
         inner.loaded = Some(gpu.load(&inner.name, &kernels, checks)?);
         let staged: u64 = inner.inputs.iter().filter_map(|i| i.buffer).map(|b| inner.buffers[b].place.bytes).sum();
-        gpu.prepare_inputs(staged + self.sizes.bytes)?;
-        Ok(inner)
+        // Each starts at a multiple of 16 bytes.
+        gpu.prepare_inputs(staged + self.sizes.bytes)
     }
 
     /// Does the whole run by one call, where that can be: `false` if its kernels are to be run one by one.
     pub(super) fn run_recorded(&mut self, inner: &Compiled, slab: Region, fed: &[Option<Region>], env: &Env) -> Result<bool> {
         let (Backend::Cuda(gpu), Some(loaded)) = (&mut self.memory, &inner.loaded) else { return Ok(false) };
         gpu.start(loaded, env)?;
-        if self.profile.is_some() || inner.guard > 0 {
+        if self.profile.is_some() || self.recording.is_some() || inner.guard > 0 {
             return Ok(false);
         }
         let mut key: SmallVec<[u64; 24]> = env.0.iter().map(|&size| u64::from(size)).collect();
