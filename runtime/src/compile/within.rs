@@ -1,6 +1,6 @@
 //! A program within a budget: kernels run again, or taken apart first, whichever costs less.
 
-use slabwise_kernels::cpu::Config;
+use crate::backend::Target;
 use slabwise_planner::{Dag, Options, Plan, plan, plan_within};
 
 use crate::error::{Error, Result};
@@ -16,13 +16,13 @@ pub(super) struct Fitted {
 }
 
 /// Fits a scheduled program, whose plan runs everything once, into `room` bytes. If nothing does, it is the smallest found.
-pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, options: &Options, config: &Config, guard: u64) -> Result<Fitted> {
+pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, options: &Options, target: &Target, guard: u64) -> Result<Fitted> {
     let internal = |e: String| Error::Internal(e);
     let (once, base) = (all.1.height, cost(&all.0.dag));
     let apart = unfuse(graph, &all.0.tasks, REMADE_MIN as u64);
     let mut candidates = vec![all];
     if apart.len() > candidates[0].0.tasks.len() {
-        let scheduled = schedule(graph, apart, config, guard).map_err(internal)?;
+        let scheduled = schedule(graph, apart, target, guard).map_err(internal)?;
         let offsets = plan(&scheduled.dag, options).map_err(|e| internal(e.to_string()))?;
         candidates.push((scheduled, offsets));
     }
