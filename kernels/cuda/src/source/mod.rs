@@ -11,7 +11,6 @@ use slabwise_kernels::spec::{Body, Spec};
 use crate::gemm;
 use crate::lower::{Lowered, Target};
 
-
 /// What stands in front of every program: what the functions share.
 pub const PRELUDE: &str = concat!(
     include_str!("prelude.cuh"),
