@@ -365,11 +365,6 @@ impl Stream {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0) })
     }
 
-    pub fn wait(&self, event: &Event) -> Result<()> {
-        // SAFETY: both live.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.0, event.0, 0) })
-    }
-
     /// Copies from host memory.
     ///
     /// # Safety

@@ -19,7 +19,7 @@ use crate::conv;
 use crate::lower::{Function, Lowered, Target};
 use plan::{Choice, Plan};
 use problem::Problem;
-use tiles::{Elem, Kernel};
+use tiles::Elem;
 
 /// One way to compute a product.
 #[derive(Debug)]
