@@ -297,9 +297,7 @@ fn always_inside(window: &Window, free: &[Axis], deep: &[Count]) -> bool {
         let sides = [(free[1 + i].count, window.free), (deep[1 + i], window.deep)];
         // One side stays where it is, and the other visits as many positions as the image has.
         let still = |(count, reach): (Count, Reach)| count.known() == Some(1) && reach.from[i] == 0;
-        let visits = |(count, reach): (Count, Reach)| {
-            count.as_size() == Some(window.limits[i]) && reach.from[i] == 0 && reach.step[i] == 1
-        };
+        let visits = |(count, reach): (Count, Reach)| count.as_size() == Some(window.limits[i]) && reach.from[i] == 0 && reach.step[i] == 1;
         if still(sides[0]) && visits(sides[1]) || still(sides[1]) && visits(sides[0]) {
             return true;
         }

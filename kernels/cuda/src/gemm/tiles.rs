@@ -202,8 +202,20 @@ impl Kernel {
             Kernel::Registers(t) => t.blocks,
             Kernel::Tensor(t, _) => t.blocks,
             // Sixteen sums and more take registers.
-            Kernel::Dots { few, large, .. } => if few * large > 16 { 2 } else { 4 },
-            Kernel::Columns { few, each, .. } => if few * each > 16 { 2 } else { 4 },
+            Kernel::Dots { few, large, .. } => {
+                if few * large > 16 {
+                    2
+                } else {
+                    4
+                }
+            }
+            Kernel::Columns { few, each, .. } => {
+                if few * each > 16 {
+                    2
+                } else {
+                    4
+                }
+            }
             Kernel::Window { .. } => 6,
         }
     }

@@ -109,6 +109,12 @@ impl Params {
 
     /// Declares the coordinates `name0`, `name1`, … of the row-major position `linear`; returns their names too.
     pub fn coordinates(&mut self, linear: &str, dims: &[Size], name: &str) -> (String, Vec<String>) {
+        let sizes: Vec<String> = dims.iter().map(|&d| self.size(d)).collect();
+        Params::split(linear, &sizes, name)
+    }
+
+    /// The same for sizes that are expressions; the first is not looked at.
+    pub fn split(linear: &str, dims: &[String], name: &str) -> (String, Vec<String>) {
         let mut text = String::new();
         let mut rest = linear.to_string();
         let mut names = vec!["0".to_string(); dims.len()];
@@ -118,7 +124,7 @@ impl Params {
                 text += &format!("const idx {name}0 = {rest};\n");
                 break;
             }
-            let size = self.size(dims[axis]);
+            let size = &dims[axis];
             text += &format!("const idx {name}{axis} = idx(uidx({rest}) % uidx({size}));\n");
             text += &format!("const idx {name}_{axis} = idx(uidx({rest}) / uidx({size}));\n");
             rest = format!("{name}_{axis}");
