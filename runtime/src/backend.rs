@@ -74,6 +74,17 @@ impl Kernel {
     }
 }
 
+/// What a kernel's function uses of a GPU's multiprocessor, as its assembler says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes that a thread writes to memory because it has too few registers.
+    pub spill_bytes: u32,
+    /// Bytes of shared memory of a block, without what a launch adds.
+    pub shared_bytes: u32,
+}
+
 /// Without the feature no program is loaded anywhere.
 #[cfg(not(feature = "cuda"))]
 pub(crate) enum Loaded {}
@@ -250,6 +261,27 @@ impl Backend {
             #[cfg(feature = "cuda")]
             (Backend::Cuda(gpu), Some(loaded)) => gpu.end_launches(loaded),
             _ => Ok(()),
+        }
+    }
+
+    /// Keeps an error that could not be told, for the next run.
+    pub fn keep(&self, error: Error) {
+        match self {
+            Backend::Cpu(_) => drop(error),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.keep(error),
+        }
+    }
+
+    /// Memory settings from here on.
+    pub fn configure(&mut self, config: &MemoryConfig) -> Result<()> {
+        match self {
+            Backend::Cpu(_) => {
+                let _ = config;
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.configure(config),
         }
     }
 

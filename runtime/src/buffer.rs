@@ -80,9 +80,15 @@ pub struct Output<'s> {
 
 impl Output<'_> {
     /// The first element as a number: what a loss or an accuracy is. NaN if there is no element, and if the run failed on a
-    /// device that tells so only now; then the next run, and each other look at an output, says why.
+    /// device that tells so only now; then the next run says why.
     pub fn item(&self) -> f32 {
-        let Ok((memory, region)) = self.shown.get() else { return f32::NAN };
+        let (memory, region) = match self.shown.get() {
+            Ok(shown) => shown,
+            Err(error) => {
+                self.shown.backend.keep(error);
+                return f32::NAN;
+            }
+        };
         if self.lengths.contains(&0) {
             return f32::NAN;
         }

@@ -16,12 +16,13 @@ use crate::session::Session;
 type Held = Vec<Option<Handle>>;
 
 impl Session {
-    /// How the memory of the dynamic mode is managed. Settings left open are read from the environment.
+    /// How the memory of the dynamic mode is managed, and how much of a device's memory is taken when. Settings left open are read from the environment.
     ///
     /// # Errors
     /// If a setting makes no sense; the error names it.
     pub fn with_memory(mut self, config: &MemoryConfig) -> Result<Self> {
         let pool = open_pool(config)?;
+        self.memory.configure(config)?;
         self.reset_pool();
         // Programs that have run know their buffers' tags by number.
         pool.know_tags_of(&self.pool);

@@ -33,6 +33,7 @@ pub mod tensor;
 pub mod trace;
 pub mod weights;
 
+pub use backend::Resources;
 pub use buffer::{Buffer, Donated, Output};
 pub use compile::CompileOptions;
 pub use device::Device;

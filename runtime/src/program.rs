@@ -9,7 +9,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 
-use crate::backend::{Kernel, Loaded};
+use crate::backend::{Kernel, Loaded, Resources};
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, Origin};
@@ -33,6 +33,11 @@ impl<const N: usize> Program<N> {
     /// run, that is the plan for a length of 64.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
+    }
+
+    /// What the functions of each kernel use of a GPU, in the order of [`Plan::steps`]; nothing on the CPU.
+    pub fn resources(&self) -> Vec<Vec<Resources>> {
+        self.inner.resources()
     }
 }
 
@@ -192,6 +197,15 @@ impl Compiled {
             guard,
             loaded: None,
         })
+    }
+
+    /// What each step's functions use of a GPU, in the order of the steps; nothing on the CPU.
+    pub fn resources(&self) -> Vec<Vec<Resources>> {
+        #[cfg(feature = "cuda")]
+        if let Some(loaded) = &self.loaded {
+            return self.steps.iter().map(|step| loaded.resources(&step.kernel)).collect();
+        }
+        Vec::new()
     }
 
     /// One past the highest byte of the slab that a kernel is given.

@@ -110,7 +110,7 @@ impl Device {
     pub fn open(ordinal: u32, limits: Limits) -> Result<Device> {
         usable(ordinal)?;
         let shared = Shared::of(ordinal)?;
-        let staging = || Ok::<_, DriverError>(Staging { memory: Pinned::new(0)?, used: 0, copied: Event::new(false)? });
+        let staging = || Ok::<_, DriverError>(Staging { memory: Pinned::new(0)?, used: 0, copied: Event::new()? });
         let seen = Pinned::new(size_of::<u64>())?;
         seen.set_word(NO_FAULT);
         Ok(Device {
@@ -124,6 +124,11 @@ impl Device {
             limits,
             shared,
         })
+    }
+
+    /// Other limits of the device's memory; those in force stay while any of it is reserved.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// What the device is.

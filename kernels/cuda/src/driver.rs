@@ -472,10 +472,9 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event to wait for, or with `timed` to measure by.
-    pub fn new(timed: bool) -> Result<Event> {
-        use sys::CUevent_flags as F;
-        let flags = if timed { F::CU_EVENT_DEFAULT } else { F::CU_EVENT_DISABLE_TIMING };
+    /// An event to wait for.
+    pub fn new() -> Result<Event> {
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let mut raw = null_mut();
         // SAFETY: the pointer is valid for writing.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags as u32) })?;
@@ -491,14 +490,6 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event lives.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0) })
-    }
-
-    /// Seconds from one event to this one; both have been reached.
-    pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
-        let mut milliseconds = 0.0;
-        // SAFETY: the pointer is valid for writing, and both live.
-        check("cuEventElapsedTime", unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.0, self.0) })?;
-        Ok(f64::from(milliseconds) / 1e3)
     }
 }
 

@@ -12,7 +12,7 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
-use super::{Kernel, scratch};
+use super::{Kernel, Resources, scratch};
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, MemoryInfo};
 
@@ -40,20 +40,30 @@ pub(crate) struct Gpu {
     /// The checks of the program that ran last, and its sizes.
     running: Mutex<(Arc<[Check]>, Env)>,
     saved: Mutex<Option<PathBuf>>,
+    /// What somebody found who could not tell.
+    untold: Mutex<Option<Error>>,
+    /// Whether runs are recorded as graphs.
+    pub graphs: bool,
 }
 
 impl Gpu {
     pub fn open(ordinal: u32, config: &MemoryConfig) -> Result<Gpu> {
         let name = crate::device::Device::Cuda(ordinal).to_string();
-        let settings = config.resolve().map_err(|e| Error::Value(e.to_string()))?;
-        let limits = Limits {
-            fraction: settings.fraction.unwrap_or(0.75),
-            bytes_max: settings.limit,
-            // On a device that others may use too it is better to know at once.
-            preallocate: settings.preallocate.unwrap_or(true),
-        };
-        let device = Device::open(ordinal, limits).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
-        Ok(Gpu { device, name, running: Mutex::new((Arc::new([]), Env::default())), saved: Mutex::new(None) })
+        let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
+        let graphs = switch("SLABWISE_CUDA_GRAPHS")?;
+        let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
+        Ok(Gpu { device, name, running, saved: Mutex::default(), untold: Mutex::default(), graphs })
+    }
+
+    /// Limits of the device's memory, unless some of it is in use already.
+    pub fn configure(&mut self, config: &MemoryConfig) -> Result<()> {
+        self.device.set_limits(limits(config)?);
+        Ok(())
+    }
+
+    /// Keeps an error for whoever asks next.
+    pub fn keep(&self, error: Error) {
+        self.untold.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 
     pub fn target(&self) -> slabwise_cuda::Target {
@@ -124,6 +134,9 @@ impl Gpu {
 
     /// Fails if a run has met an index out of range, as far as runs are done; and forgets it then.
     pub fn faults(&self) -> Result<()> {
+        if let Some(error) = self.untold.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(error);
+        }
         let Some(found) = self.device.fault() else { return Ok(()) };
         self.device.clear_fault().map_err(|e| self.error(e))?;
         let (checks, env) = self.running.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -227,6 +240,13 @@ impl Gpu {
 }
 
 impl Loaded {
+    /// What a kernel's functions use.
+    pub fn resources(&self, kernel: &Kernel) -> Vec<Resources> {
+        let Kernel::Cuda(_, lowered) = kernel else { return Vec::new() };
+        let used = lowered.functions.iter().filter_map(|f| self.program.usage(&f.name));
+        used.map(|u| Resources { registers: u.registers, spill_bytes: u.spill_bytes, shared_bytes: u.shared_bytes }).collect()
+    }
+
     /// Looks for indices out of range in an input on its way to the device, so that a run fails before it begins.
     pub fn look_at_input(&self, input: usize, dtype: DType, bytes: &[u8], env: &Env) -> Result<()> {
         for check in self.checks.iter().filter(|check| check.input == Some(input)) {
@@ -250,6 +270,26 @@ impl Check {
         let limit = u64::try_from(self.limit.at(env)).unwrap_or(0);
         let message = Fault::Index { position, value, limit }.to_string();
         Error::Data { mistake: Mistake { message, ..self.mistake.clone() } }
+    }
+}
+
+/// What a configuration says of a device's memory.
+fn limits(config: &MemoryConfig) -> Result<Limits> {
+    let settings = config.resolve().map_err(|e| Error::Value(e.to_string()))?;
+    Ok(Limits {
+        fraction: settings.fraction.unwrap_or(0.75),
+        bytes_max: settings.limit,
+        // On a device that others may use too it is better to know at once.
+        preallocate: settings.preallocate.unwrap_or(true),
+    })
+}
+
+/// A variable of the environment that is 0 or 1, 1 by default.
+fn switch(name: &str) -> Result<bool> {
+    match std::env::var(name).as_deref() {
+        Err(_) | Ok("1") => Ok(true),
+        Ok("0") => Ok(false),
+        Ok(other) => Err(Error::Value(format!("{name} is {other:?}; it is 0 or 1"))),
     }
 }
 
