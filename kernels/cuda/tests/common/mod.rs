@@ -1,8 +1,9 @@
 //! Runs specs twice: by the CPU's kernels and by generated source under the emulator, on copies of the same arguments.
 #![allow(dead_code)] // each test binary uses a part of it
 
+use slabwise_cuda::cache::Cache;
 use slabwise_cuda::emulator::{Check, Emulator, Order, protect};
-use slabwise_cuda::{Lowered, Target, Word, lower};
+use slabwise_cuda::{Function, Lowered, PRELUDE, Target, Word, lower, nvrtc};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Memory, Region};
@@ -240,11 +241,28 @@ fn agree(dtype: DType, a: &[u8], b: &[u8], tolerance: f32) -> bool {
     (a.is_nan() && b.is_nan()) || a == b || (a - b).abs() <= tolerance * a.abs().max(b.abs()).max(1.0)
 }
 
+/// A register or two that a call saves, of the slow way of a division for one: no sign of too few registers.
+pub const SAVED_BY_CALLS: u32 = 16;
+
+/// Fails if NVRTC, where it is installed, refuses a function, or if a thread of one spills more bytes than these.
+pub fn compile_for_gpu(functions: &[Function], sm: u32, spill_bytes_max: u32) {
+    if nvrtc::version().is_err() {
+        return; // the tests of the compiler say so
+    }
+    let executable = std::env::current_exe().expect("a path");
+    let built = executable.parent().and_then(|deps| deps.parent()).expect("a build folder");
+    let cache = Cache::at(built.join("slabwise-cubins")).expect("a private folder");
+    let cubin = cache.compile(&nvrtc::Program::new(PRELUDE, functions, sm)).unwrap_or_else(|e| panic!("{e}"));
+    let spilled: Vec<_> = cubin.usage.iter().filter(|u| u.spill_bytes > spill_bytes_max).collect();
+    assert!(spilled.is_empty(), "sm_{sm}: {spilled:?}");
+}
+
 /// Fails unless the cases give what the CPU gives, in every order of threads, and the same bits in all of them.
 pub fn check(cases: &[Case], tolerance: f32) {
     let lowered: Vec<Lowered> =
         cases.iter().map(|c| lower(&c.spec, &c.bounds, &c.target).unwrap_or_else(|e| panic!("{}: {e}", c.name))).collect();
     let functions: Vec<_> = lowered.iter().flat_map(|l| l.functions.clone()).collect();
+    compile_for_gpu(&functions, 90, SAVED_BY_CALLS);
     let emulator = Emulator::new(&functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}"));
     for (case, lowered) in cases.iter().zip(&lowered) {
         let (expected, fault) = case.on_cpu();
