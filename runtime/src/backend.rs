@@ -32,7 +32,7 @@ pub enum Target {
 /// A prepared kernel.
 pub enum Kernel {
     /// For the CPU.
-    Cpu(cpu::Kernel),
+    Cpu(Box<cpu::Kernel>),
     /// For a CUDA device, with what it was made from.
     #[cfg(feature = "cuda")]
     Cuda(Spec, slabwise_cuda::Lowered),
@@ -45,7 +45,7 @@ impl Kernel {
             // On the CPU a run has stopped by then.
             Target::Cpu(config) => {
                 let _ = guarded;
-                cpu::Kernel::new(spec, bounds, config).map(Kernel::Cpu)
+                cpu::Kernel::new(spec, bounds, config).map(|kernel| Kernel::Cpu(Box::new(kernel)))
             }
             #[cfg(feature = "cuda")]
             Target::Cuda(target) => {

@@ -184,7 +184,8 @@ fn epilogues() {
     }
     let mut choices = Choices::new(6);
     let mut cases = Vec::new();
-    for (dims, k, turned) in [(vec![70, 45], 33, false), (vec![70, 45], 33, true), (vec![3, 20, 17], 400, false), (vec![2, 90], 65, false)] {
+    for (dims, k, turned) in [(vec![70, 45], 33, false), (vec![70, 45], 33, true), (vec![3, 20, 17], 400, false), (vec![2, 90], 65, false)]
+    {
         let rank = dims.len();
         let (m, n) = (dims[rank - 2], dims[rank - 1]);
         let (mut a, mut b) = (vec![m * k; rank - 2], vec![0; rank - 2]);
