@@ -35,7 +35,7 @@ pub enum Kernel {
     Cpu(Box<cpu::Kernel>),
     /// For a CUDA device, with what it was made from.
     #[cfg(feature = "cuda")]
-    Cuda(Spec, slabwise_cuda::Lowered),
+    Cuda(Box<Spec>, slabwise_cuda::Lowered),
 }
 
 impl Kernel {
@@ -50,7 +50,7 @@ impl Kernel {
             #[cfg(feature = "cuda")]
             Target::Cuda(target) => {
                 let lowered = slabwise_cuda::lower(&spec, bounds, &slabwise_cuda::Target { guarded, ..*target })?;
-                Ok(Kernel::Cuda(spec, lowered))
+                Ok(Kernel::Cuda(Box::new(spec), lowered))
             }
         }
     }
@@ -88,6 +88,13 @@ pub struct Resources {
 /// Without the feature no program is loaded anywhere.
 #[cfg(not(feature = "cuda"))]
 pub(crate) enum Loaded {}
+
+#[cfg(not(feature = "cuda"))]
+impl Loaded {
+    pub fn look_at_input(&self, _: usize, _: slabwise_kernels::dtype::DType, _: &[u8], _: &Env) -> Result<()> {
+        match *self {}
+    }
+}
 
 /// A device in use by a session.
 pub(crate) enum Backend {
@@ -244,6 +251,8 @@ impl Backend {
         env: &Env,
         team: &Team,
     ) -> Result<Result<(), Fault>> {
+        // Without other devices there is nothing that a kernel could be at odds with.
+        let _ = step;
         match (self, kernel, loaded) {
             (Backend::Cpu(memory), Kernel::Cpu(kernel), _) => Ok(kernel.run(memory, args, workspace, env, team)),
             #[cfg(feature = "cuda")]
@@ -261,6 +270,15 @@ impl Backend {
             #[cfg(feature = "cuda")]
             (Backend::Cuda(gpu), Some(loaded)) => gpu.end_launches(loaded),
             _ => Ok(()),
+        }
+    }
+
+    /// Bytes taken from the device.
+    pub fn reserved_bytes(&self) -> u64 {
+        match self {
+            Backend::Cpu(memory) => memory.reserved_bytes(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.device.usage().reserved,
         }
     }
 
