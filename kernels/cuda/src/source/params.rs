@@ -1,5 +1,6 @@
 //! The words of a kernel's parameter, as they are named while its source is written.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use slabwise_kernels::size::{Env, Size};
@@ -52,6 +53,18 @@ impl Params {
             self.slots.push(slot);
             self.slots.len() - 1
         })
+    }
+
+    /// Where a word stands.
+    pub fn word(&mut self, word: Word) -> usize {
+        self.slot(Slot::Word(word))
+    }
+
+    /// Lays numbers side by side, and tells where the first one stands.
+    pub fn block(&mut self, numbers: impl IntoIterator<Item = Number>) -> usize {
+        let at = self.slots.len();
+        self.slots.extend(numbers.into_iter().map(Slot::Number));
+        at
     }
 
     /// An address, as a number of 64 bits.
@@ -129,8 +142,9 @@ impl Params {
         self.slots.iter().map(word).collect()
     }
 
-    /// The function of these parameters with this body, for blocks of `threads`.
-    pub fn function(&mut self, kind: &str, threads: u32, body: &str) -> Function {
+    /// The function of these parameters with this body, for blocks of `threads` (and, after a comma, how many of them a
+    /// multiprocessor should hold).
+    pub fn function(&mut self, kind: &str, threads: impl Display, body: &str) -> Function {
         let guard = match self.guarded {
             true => format!("if (*reinterpret_cast<const u64*>({}) != ~0ull) return;\n", self.address(Word::Fault)),
             false => String::new(),
