@@ -3,7 +3,20 @@ use super::*;
 fn row(name: &str, layer: &str, bytes: u64, start: u64, end: u64, at_peak: bool) -> Row {
     let text = String::new;
     let (name, layer) = (name.into(), layer.into());
-    Row { name, layer, bytes, occupied_bytes: bytes, offset: 0, start, end, at_peak, kind: text(), source: text(), first: text(), last: text() }
+    Row {
+        name,
+        layer,
+        bytes,
+        occupied_bytes: bytes,
+        offset: 0,
+        start,
+        end,
+        at_peak,
+        kind: text(),
+        source: text(),
+        first: text(),
+        last: text(),
+    }
 }
 
 fn file(buffers: Vec<Row>) -> PlanFile {
@@ -35,7 +48,14 @@ fn a_difference_is_the_sum_of_its_causes() {
     assert_eq!(diff.causes.sum(), i128::from(b.peak.bytes) - i128::from(a.peak.bytes));
     let named = |of: &[Holding]| of.iter().map(|h| (h.name.clone(), h.a, h.b)).collect::<Vec<_>>();
     let holder = |name: &str, a, b| (name.to_string(), a, b);
-    let holders = [holder("h", 100, 160), holder("late", 0, 30), holder("x", 10, 10), holder("old", 7, 0), holder("new", 0, 4), holder("early", 3, 0)];
+    let holders = [
+        holder("h", 100, 160),
+        holder("late", 0, 30),
+        holder("x", 10, 10),
+        holder("old", 7, 0),
+        holder("new", 0, 4),
+        holder("early", 3, 0),
+    ];
     assert_eq!(named(&diff.holders), holders);
     assert_eq!(named(&diff.layers), [holder("stem", 100, 160), holder("head", 10, 34), holder("", 10, 10)]);
     assert_eq!((&diff.new[..], &diff.gone[..]), (&[4][..], &[3][..]));

@@ -8,7 +8,8 @@ const HOSTILE: &str = "</script><script>alert(1)</script><!-- \u{2028} \"' & é"
 fn sample() -> (Dag, Plan) {
     let mut dag = Dag::new();
     let x = dag.add_buffer(Buffer { live_in: true, ..Buffer::new("images", Kind::Input, 1000) });
-    let h = dag.add_buffer(Buffer { layer: "stem".into(), source: "model.rs:7".into(), ..Buffer::new("stem.conv", Kind::Activation, 4096) });
+    let h =
+        dag.add_buffer(Buffer { layer: "stem".into(), source: "model.rs:7".into(), ..Buffer::new("stem.conv", Kind::Activation, 4096) });
     let r = dag.add_buffer(Buffer::new("stem.relu", Kind::Activation, 2048));
     let s = dag.add_buffer(Buffer::new(HOSTILE, Kind::Activation, 2048));
     let y = dag.add_buffer(Buffer { live_out: true, ..Buffer::new("loss", Kind::Output, 4) });
@@ -100,13 +101,22 @@ fn a_run_is_told_from_its_plan() {
     let handed = |holder, offset, bytes| Handed { holder, offset, bytes };
     let buffer = |b: u32| Holder::Buffer(BufferId(b));
     let step = |handed| RunStep { start_ns: 0, ns: 1500, handed };
-    let mut run = Run { steps: vec![
-        step(vec![handed(buffer(0), None, 1000), handed(buffer(1), Some(plan.offsets[1]), 4096)]),
-        step(vec![handed(buffer(1), Some(plan.offsets[1]), 4096), handed(Holder::Workspace(TaskId(1)), Some(plan.workspace_offsets[1]), 512)]),
-    ] };
+    let mut run = Run {
+        steps: vec![
+            step(vec![handed(buffer(0), None, 1000), handed(buffer(1), Some(plan.offsets[1]), 4096)]),
+            step(vec![
+                handed(buffer(1), Some(plan.offsets[1]), 4096),
+                handed(Holder::Workspace(TaskId(1)), Some(plan.workspace_offsets[1]), 512),
+            ]),
+        ],
+    };
     assert_eq!((run.strays(&plan), run.peak_bytes()), (Vec::new(), (plan.offsets[1] + 4096).max(plan.workspace_offsets[1] + 512)));
     let data = data_of(&html(&dag, &plan, "train", Ok(&run)));
-    assert_eq!(data["run"]["steps"][0]["handed"].to_string(), format!("[[1,{},4096]]", plan.offsets[1]), "what lies elsewhere is not drawn");
+    assert_eq!(
+        data["run"]["steps"][0]["handed"].to_string(),
+        format!("[[1,{},4096]]", plan.offsets[1]),
+        "what lies elsewhere is not drawn"
+    );
     assert_eq!(data["run"]["steps"][1]["handed"][1][0].as_u64(), Some(5 + 1), "a workspace");
     assert_eq!((data["run"]["steps"][0]["us"].as_f64(), data["run"]["strays"].to_string()), (Some(1.5), "[]".into()));
 

@@ -38,7 +38,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let [a, b] = [&plans[0], &plans[1]];
     let diff = Diff::of(a, b);
-    if args.json { line(report(a, b, &diff))? } else { show(a, b, &diff)? }
+    if args.json {
+        line(report(a, b, &diff))?
+    } else {
+        show(a, b, &diff)?
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -89,7 +93,12 @@ fn show(a: &PlanFile, b: &PlanFile, diff: &Diff) -> Result<()> {
     let single = |file: &PlanFile, of: &[usize]| -> Vec<[String; 4]> {
         let row = |&at: &usize| {
             let row = &file.buffers[at];
-            [row.name.clone(), Bytes(row.bytes).to_string(), format!("steps {} to {}", row.start, row.end.saturating_sub(1)), row.source.clone()]
+            [
+                row.name.clone(),
+                Bytes(row.bytes).to_string(),
+                format!("steps {} to {}", row.start, row.end.saturating_sub(1)),
+                row.source.clone(),
+            ]
         };
         of.iter().map(row).collect()
     };

@@ -20,7 +20,8 @@ pub fn trace_events_json(memory: impl Into<Ledger>) -> String {
         rows.push(json!({"ph": "M", "pid": 1, "tid": 2, "name": "thread_name", "args": {"name": "kernels"}}));
     }
     let us = |ns: u64| ns as f64 / 1000.0;
-    let kernel = |k: &super::Kernel| json!({"ph": "X", "pid": 1, "tid": 2, "cat": "kernel", "name": k.name, "ts": us(k.start_ns), "dur": us(k.ns)});
+    let kernel =
+        |k: &super::Kernel| json!({"ph": "X", "pid": 1, "tid": 2, "cat": "kernel", "name": k.name, "ts": us(k.start_ns), "dur": us(k.ns)});
     rows.extend(memory.kernels.iter().map(kernel));
     let mut open = HashSet::new();
     for event in &memory.events {
