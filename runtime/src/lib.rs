@@ -63,5 +63,5 @@ pub mod prelude {
         Budget, Bytes, DType, Device, Dim, Init, Mask, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Tiles, Trace,
         Window,
     };
-    pub use slabwise_kernels::dtype::DType::{Bool, F32, I32, U8};
+    pub use slabwise_kernels::dtype::DType::{BF16, Bool, F16, F32, I32, U8};
 }

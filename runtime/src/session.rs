@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use half::{bf16, f16};
 use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
@@ -519,6 +520,8 @@ impl Session {
         let lengths: Vec<usize> = variable.info.dims.iter().map(|d| d.usize_at(&Env::default())).collect();
         let values: Vec<f32> = match variable.info.dtype {
             DType::F32 => self.memory.elements::<f32>(&variable.region).to_vec(),
+            DType::F16 => self.memory.elements::<f16>(&variable.region).iter().map(|h| h.to_f32()).collect(),
+            DType::BF16 => self.memory.elements::<bf16>(&variable.region).iter().map(|h| h.to_f32()).collect(),
             DType::I32 => self.memory.elements::<i32>(&variable.region).iter().map(|&i| i as f32).collect(),
             DType::U8 | DType::Bool => self.memory.bytes(&variable.region).iter().map(|&b| f32::from(b)).collect(),
         };
@@ -539,6 +542,8 @@ impl Session {
         }
         match dtype {
             DType::F32 => self.memory.elements_mut::<f32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v),
+            DType::F16 => self.memory.elements_mut::<f16>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = f16::from_f32(*v)),
+            DType::BF16 => self.memory.elements_mut::<bf16>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = bf16::from_f32(*v)),
             DType::I32 => self.memory.elements_mut::<i32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as i32),
             DType::U8 => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as u8),
             DType::Bool => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = u8::from(*v != 0.0)),

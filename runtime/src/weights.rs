@@ -328,6 +328,8 @@ pub fn match_tensors(expected: &[(String, DType, Vec<u64>)], file: &File, tolera
 const fn to_format(dtype: DType) -> Dtype {
     match dtype {
         DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
         DType::I32 => Dtype::I32,
         DType::U8 => Dtype::U8,
         DType::Bool => Dtype::BOOL,
@@ -445,8 +447,8 @@ mod tests {
             let error = parse(bytes);
             assert!(matches!(error, WeightsError::Malformed { .. }), "{error}");
         }
-        let error = parse(raw(r#"{"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}}"#, &[0; 4]));
-        assert!(matches!(&error, WeightsError::UnsupportedDType { tensor, dtype, .. } if tensor == "a" && dtype == "F16"), "{error}");
+        let error = parse(raw(r#"{"a":{"dtype":"I16","shape":[2],"data_offsets":[0,4]}}"#, &[0; 4]));
+        assert!(matches!(&error, WeightsError::UnsupportedDType { tensor, dtype, .. } if tensor == "a" && dtype == "I16"), "{error}");
     }
 
     #[test]

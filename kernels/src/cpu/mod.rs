@@ -14,6 +14,7 @@ mod walk;
 
 pub use isa::Isa;
 pub use team::Team;
+pub use tile::validate;
 
 use smallvec::SmallVec;
 
