@@ -25,7 +25,7 @@ const FLOORS: &[&[&str]] = &[
     &["graph"],
     &["passes", "reference"],
     &["nn", "optim", "tensor", "trace"],
-    &["buffer", "checkpoint", "checks", "compile", "diff", "dynamic", "feed", "fit", "init", "plan", "program", "session"],
+    &["buffer", "checkpoint", "checks", "compile", "diff", "dynamic", "feed", "fit", "init", "plan", "program", "session", "shapes"],
     &["models"],
 ];
 

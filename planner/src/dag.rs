@@ -97,15 +97,36 @@ pub struct Task {
     pub workspace: u64,
     /// Time it takes, in any unit: compared with the costs of other tasks only.
     pub cost: u64,
-    /// May run more than once: it makes what it writes from what it reads, and changes nothing else.
+    /// May run more than once: what it writes it makes from what it reads, and what else it does `rerun` leaves out.
     pub repeatable: bool,
+    /// What runs after the first do, where they do less; the same if none.
+    pub rerun: Option<Rerun>,
+}
+
+/// A run of a task that makes all that the first run made, and nothing else: a norm without its running statistics.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Rerun {
+    /// Those of the buffers its task reads that it reads.
+    pub reads: Vec<BufferId>,
+    /// As [`Task::workspace`].
+    pub workspace: u64,
+    /// As [`Task::cost`].
+    pub cost: u64,
 }
 
 impl Task {
     /// A task without workspace, cost or further order, that runs once.
     pub fn new(name: impl Into<String>, reads: &[BufferId], writes: &[BufferId]) -> Self {
         let (name, reads, writes) = (name.into(), reads.to_vec(), writes.to_vec());
-        Task { name, reads, writes, after: Vec::new(), workspace: 0, cost: 0, repeatable: false }
+        Task { name, reads, writes, after: Vec::new(), workspace: 0, cost: 0, repeatable: false, rerun: None }
+    }
+
+    /// What it is when it runs again.
+    pub(crate) fn again(&self) -> Task {
+        match self.rerun.clone() {
+            Some(Rerun { reads, workspace, cost }) => Task { reads, workspace, cost, rerun: None, ..self.clone() },
+            None => self.clone(),
+        }
     }
 }
 

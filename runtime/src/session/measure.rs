@@ -53,7 +53,8 @@ impl Session {
     /// Runs a program `steps` times and returns the seconds that each of its kernels took at its fastest, in the order of
     /// [`Plan::steps`](crate::Plan::steps).
     pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<f64>> {
-        self.profile = Some(vec![f64::INFINITY; program.inner.steps.len()]);
+        let kernels = self.planned_for(program, &feed)?.steps.len();
+        self.profile = Some(vec![f64::INFINITY; kernels]);
         let result = (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
         let fastest = self.profile.take().unwrap_or_default();
         result.map(|()| fastest)
@@ -62,6 +63,7 @@ impl Session {
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte
     /// that changed. Runs the program twice, with two patterns; weights and state are put back as they were.
     pub fn measure_touched<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<u64> {
+        self.planned_for(program, &feed)?;
         let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
         let kept: Vec<Vec<u8>> = self.variables.iter().map(|v| self.memory.bytes(&v.region).to_vec()).collect();
         let mut touched = 0;
