@@ -11,7 +11,7 @@ use crate::passes::{Scheduled, schedule, unfuse};
 use crate::plan::Again;
 
 /// Kernels that touch more than the room divided by these are taken apart, to see whether that costs less than other ways.
-const PARTS: [u64; 3] = [1, 2, 4];
+const PARTS: [u64; 2] = [1, 2];
 
 /// A program's kernels in their plan, not yet checked, and what was done to them to keep a budget.
 pub(super) struct Fitted {
