@@ -365,6 +365,12 @@ impl Stream {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0) })
     }
 
+    /// Does what comes after only once the event has been reached, as it was recorded last.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        // SAFETY: both live.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.0, event.0, 0) })
+    }
+
     /// Copies from host memory.
     ///
     /// # Safety
