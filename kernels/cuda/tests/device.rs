@@ -150,7 +150,7 @@ fn a_driver_too_old_and_a_device_that_is_not_there_are_refused() {
 fn large_inputs_travel_ahead_and_arrive_in_their_turn() {
     let Some(driver) = FakeDriver::install() else { return };
     // As late as the driver may do things, each run still sees its own inputs, with and without room to send them ahead.
-    for (total, ahead) in [(64 << 20, true), (4 << 20, false)] {
+    for (total, ahead) in [(64 << 20, true), (2 << 20, false)] {
         driver.set("total", total);
         driver.set("maps_pages", 0);
         let mut device = Device::open(0, limits(false)).expect("it is there");
