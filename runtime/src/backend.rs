@@ -231,6 +231,22 @@ impl Backend {
         }
     }
 
+    /// Puts the sizes of a run where its kernels find them.
+    pub fn publish(&mut self, region: &Region, sizes: &Env) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Backend::Cuda(gpu) = self
+            && gpu.published.replace(*sizes) == Some(*sizes)
+        {
+            // They are there since the last run.
+            return Ok(());
+        }
+        self.input(region, &mut |bytes| {
+            for (slot, &size) in bytes.chunks_exact_mut(4).zip(&sizes.0) {
+                slot.copy_from_slice(&i32::try_from(size).unwrap_or(i32::MAX).to_ne_bytes());
+            }
+        })
+    }
+
     /// Ends what [`Backend::begin_inputs`] began.
     pub fn end_inputs(&mut self) -> Result<()> {
         match self {

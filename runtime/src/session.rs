@@ -433,11 +433,7 @@ impl Session {
         result?;
         let env = inner.sizes(feed)?;
         self.memory.begin_inputs()?;
-        self.memory.input(&self.sizes, &mut |bytes| {
-            for (slot, &size) in bytes.chunks_exact_mut(4).zip(&env.0) {
-                slot.copy_from_slice(&i32::try_from(size).unwrap_or(i32::MAX).to_ne_bytes());
-            }
-        })?;
+        self.memory.publish(&self.sizes, &env)?;
         Ok(env)
     }
 
