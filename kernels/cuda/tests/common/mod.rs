@@ -281,7 +281,7 @@ pub fn check(cases: &[Case], tolerance: f32) {
     }
 }
 
-fn compare(case: &Case, what: &str, got: &[Vec<u8>], expected: &[Vec<u8>], tolerance: f32) {
+pub fn compare(case: &Case, what: &str, got: &[Vec<u8>], expected: &[Vec<u8>], tolerance: f32) {
     for (a, (operand, _, access)) in case.spec.arguments().iter().enumerate() {
         let width = operand.dtype.bytes();
         let shared = case.same.iter().any(|&(again, first)| again == a || first == a);
