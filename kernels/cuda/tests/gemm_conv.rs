@@ -156,7 +156,8 @@ fn shapes_of_every_kind() {
         Shape { hw: [3, 300], k: [2, 3], ..one(1, 2, 3, 0, 0, 1) },
         one(70, 3, 4, 2, 2, 0),
     ];
-    let mut cases: Vec<Case> = shapes.iter().flat_map(|s| KINDS.map(|kind| (s, kind))).map(|(s, kind)| s.case(kind, &mut choices)).collect();
+    let mut cases: Vec<Case> =
+        shapes.iter().flat_map(|s| KINDS.map(|kind| (s, kind))).map(|(s, kind)| s.case(kind, &mut choices)).collect();
     cases.iter_mut().step_by(2).for_each(|c| c.target.multiprocessors = 16);
     let ran = check(&cases, Pick::Two);
     assert!(ran.iter().any(|n| n.starts_with("depthwise")) && ran.iter().any(|n| n.ends_with("parts")), "{ran:?}");

@@ -215,7 +215,8 @@ pub fn launchables(spec: &Spec, problem: &Problem, plan: &Plan, bounds: &Env, ta
     let mut body = String::new();
     let sides = [("Left", &problem.left), ("Right", &problem.right)];
     for (i, (name, matrix)) in sides.into_iter().enumerate() {
-        body += &writer.matrix(name, matrix, elems[i], &views[i], views[i].vector);
+        let vector = if let Kernel::Columns { each, .. } = kernel { each } else { views[i].vector };
+        body += &writer.matrix(name, matrix, elems[i], &views[i], vector);
     }
     let [high, wide] = kernel.tile();
     body += &format!("const Share<{share}, {high}, {wide}> share(p.w);\n");
