@@ -43,13 +43,14 @@ fn square(dtype: DType, n: usize, a: [usize; 2], b: [usize; 2]) -> Spec {
     matmul(&[n, n], n, typed(dtype, 0, &a), typed(dtype, 0, &b))
 }
 
-/// The first kernels of all the candidates whose names start so.
-fn kernels(spec: &Spec, target: &Target, starts: &[&str]) -> Vec<Function> {
+/// Of each of these kernels the function that multiplies.
+fn kernels(spec: &Spec, target: &Target, names: &[&str]) -> Vec<Function> {
     let list: Vec<Candidate> = candidates(spec, &Env::default(), target).expect("a product");
-    let named = |c: &&Candidate| !c.name.ends_with("parts") && starts.iter().any(|s| c.name.starts_with(s));
-    let found: Vec<Function> = list.iter().filter(named).map(|c| c.lowered.functions[0].clone()).collect();
-    assert!(found.len() >= starts.len(), "{starts:?} among {list:?}");
-    found
+    let find = |name: &&str| {
+        let found = list.iter().find(|c| c.name.split(' ').next() == Some(name)).unwrap_or_else(|| panic!("{name} among {list:?}"));
+        found.lowered.functions[0].clone()
+    };
+    names.iter().map(find).collect()
 }
 
 /// The kernels of large products and convolutions keep what they compute in registers, on every architecture.

@@ -16,7 +16,7 @@ use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec};
 
 use crate::conv;
-use crate::lower::{Function, Lowered, Target};
+use crate::lower::{Dispatch, Function, Lowered, Target};
 use plan::{Choice, Plan};
 use problem::Problem;
 use tiles::Elem;
@@ -92,11 +92,7 @@ fn candidate(spec: &Spec, problems: &[Problem], plans: &[Plan], bounds: &Env, ta
         }
     }
     let lowered = Lowered::new(functions, workspace, move |env| {
-        let run = |(at, dispatch): &(usize, Box<dyn Fn(&Env) -> crate::lower::Dispatch + Send + Sync>)| {
-            let mut dispatch = dispatch(env);
-            dispatch.function = *at;
-            dispatch
-        };
+        let run = |(function, dispatch): &(usize, emit::Launch)| Dispatch { function: *function, ..dispatch(env) };
         launches.iter().map(run).collect()
     });
     let plan = &plans[0];
