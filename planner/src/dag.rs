@@ -135,7 +135,9 @@ impl Task {
 pub struct Buffer {
     /// Shown in reports and errors.
     pub name: String,
-    /// Where the user made it (`file:line`, layer path): shown in reports. May be empty.
+    /// The part of the program it belongs to, as a path: shown in reports, which add up by it. May be empty.
+    pub layer: String,
+    /// Where the user made it (`file:line`): shown in reports. May be empty.
     pub source: String,
     /// What it is for.
     pub kind: Kind,
@@ -152,7 +154,8 @@ pub struct Buffer {
 impl Buffer {
     /// A buffer aligned to [`ALIGN`] that lives only between tasks.
     pub fn new(name: impl Into<String>, kind: Kind, bytes: u64) -> Self {
-        Buffer { name: name.into(), source: String::new(), kind, bytes, align: ALIGN, live_in: false, live_out: false }
+        let (layer, source) = (String::new(), String::new());
+        Buffer { name: name.into(), layer, source, kind, bytes, align: ALIGN, live_in: false, live_out: false }
     }
 
     /// The bytes it takes up in a slab: whole units of its alignment, so that buffers of one alignment stack without gaps.

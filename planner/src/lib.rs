@@ -40,7 +40,7 @@ pub mod report;
 mod reuse;
 
 pub use bytes::{Bytes, BytesError};
-pub use check::{Checked, RepeatViolation, Violation, check, check_repeats};
+pub use check::{Checked, RepeatViolation, Violation, check, check_repeats, check_within};
 pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Rerun, Task, TaskId};
 pub use liveness::Lifetime;
 pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};

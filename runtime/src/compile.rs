@@ -14,6 +14,7 @@ use crate::plan::{Again, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
 use crate::shape::elements;
+use crate::shapes::Shapes;
 
 /// How programs are compiled. Everything is on by default; results do not depend on it, but for the rounding of sums where
 /// a field says so.
@@ -27,6 +28,8 @@ pub struct CompileOptions {
     pub planner: Options,
     /// The instruction set kernels use; the best there is if `None`. Results differ in rounding between sets.
     pub isa: Option<Isa>,
+    /// How what has no size at compile time is planned, and where it lives.
+    pub shapes: Shapes,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after every kernel. Slow.
     pub check_memory: bool,
 }
@@ -72,17 +75,17 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     for info in &graph.variables {
         *(if info.is_param { &mut persistent.weights } else { &mut persistent.state }) += variable_bytes(&graph, info)?;
     }
-    let bounds: Vec<String> = graph.symbols.iter().map(|(n, max)| format!("{n} ≤ {max}")).collect();
-    let plan = Plan::new(name, session.device, bounds.join(", "), scheduled.dag.clone(), offsets, persistent, again, started);
+    let bounds = graph.symbols.describe();
+    let plan = Plan::new(name, session.device, bounds, scheduled.dag.clone(), offsets, persistent, again, started);
     match room {
         Some(room) if plan.slab_bytes() > room => Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside)),
         _ => Ok(Laid { graph, scheduled, plan, guard, room }),
     }
 }
 
-/// Compiles a graph for a session, whose variables it may add to.
-pub(crate) fn compile(session: &mut Session, name: &str, graph: &Graph, started: Instant) -> Result<Compiled> {
-    let Laid { graph, scheduled, plan, guard, room } = lay_out(session, name, graph, started)?;
+/// Makes a program of what was laid out, for a session whose variables it may add to.
+pub(crate) fn link(session: &mut Session, laid: Laid, started: Instant) -> Result<Compiled> {
+    let Laid { graph, scheduled, plan, guard, room } = laid;
     let variables = session.adopt(&graph)?;
     session.budget.settle(room);
     let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.id)?;

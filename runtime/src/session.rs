@@ -18,7 +18,7 @@ use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Output};
-use crate::compile::{CompileOptions, compile, lay_out, variable_bytes};
+use crate::compile::{CompileOptions, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
@@ -28,6 +28,7 @@ use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::plan::Plan;
 use crate::program::{Compiled, Place, Planned, Program, lengths};
+use crate::shapes::first_lengths;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
 
@@ -68,6 +69,7 @@ pub struct Session {
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
+    recording: Option<measure::Recording>,
 }
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -108,6 +110,7 @@ impl Session {
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
+            recording: None,
         })
     }
 
@@ -181,7 +184,7 @@ impl Session {
     pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
         let started = Instant::now();
         let graph = self.finished(trace, &outputs)?;
-        Ok(lay_out(self, trace.name(), &graph, started)?.plan)
+        Ok(lay_out(self, trace.name(), &first_lengths(graph, &self.options.shapes), started)?.plan)
     }
 
     /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.
@@ -214,13 +217,13 @@ impl Session {
             return Err(Error::Value(format!("\"{name}\" has {} outputs, {N} are expected", graph.outputs.len())));
         }
         let counters = self.new_counters(name, graph)?;
-        let inner = compile(self, name, graph, Instant::now())?;
+        let program = self.compile_for_shapes(name, graph)?;
         self.keep_counters(counters);
-        self.grow_slab(inner.slab_bytes, name)?;
-        Ok(Program { inner })
+        self.grow_slab(program.inner.slab_bytes, name)?;
+        Ok(program)
     }
 
-    fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
+    pub(crate) fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
         if self.slab.is_some_and(|s| s.bytes >= bytes) {
             return Ok(());
         }
@@ -305,7 +308,7 @@ impl Session {
     /// On an error nothing has changed: inputs are checked before anything runs, and checks of their values (labels within
     /// range) run before any weight is written.
     pub fn run<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
-        let inner = &program.inner;
+        let inner = &*self.planned_for(program, &feed)?;
         let env = self.begin(inner, &feed)?;
         let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
         let place = |p: Planned| slab.part(p.offset, p.bytes);
@@ -331,8 +334,11 @@ impl Session {
                     Place::Sizes => self.sizes,
                 })
                 .collect();
-            let started = self.profile.as_ref().map(|_| Instant::now());
+            let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
             step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+            if let (Some(started), Some(recording)) = (started, &mut self.recording) {
+                recording.note(inner, at, &args, workspace, slab, started);
+            }
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
                 profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
@@ -352,11 +358,16 @@ impl Session {
         Output { memory: &self.memory, region: region.part(0, bytes as u64), dtype: planned.dtype, lengths, buffer }
     }
 
+    pub(crate) fn owns(&self, inner: &Compiled) -> Result<()> {
+        if inner.session == self.id {
+            return Ok(());
+        }
+        Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)))
+    }
+
     /// Checks the feed and publishes the sizes of the run.
     pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
-        if inner.session != self.id {
-            return Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)));
-        }
+        self.owns(inner)?;
         let (threads, room) = (self.team.threads(), inner.steps.iter().map(|s| s.kernel.threads()).min());
         if let Some(room) = room.filter(|&room| room < threads) {
             let message = format!(

@@ -10,7 +10,7 @@ use slabwise::ops::{Emit, NodeId, Op};
 use slabwise::params::Init;
 use slabwise::passes::autodiff::gradients;
 use slabwise::reference::Array;
-use slabwise::shape::{Dims, Env, Size, elements};
+use slabwise::shape::{Dims, Env, Extent, Size, elements};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{Class, ScalarOp};
 use slabwise_kernels::spec::ReduceOp;
@@ -89,7 +89,7 @@ struct Maker {
 impl Maker {
     fn new(rng: Rng) -> Maker {
         let mut g = graph();
-        let batch = Size::symbol(g.symbols.intern("batch", BATCH).expect("the first symbol"));
+        let batch = Size::symbol(g.symbols.intern("batch", Extent::Bounded(BATCH)).expect("the first symbol"));
         let n = |n: i64| Size::fixed(n);
         let shapes: [(DType, Dims); 9] = [
             (DType::F32, Dims::from_slice(&[batch, n(3), n(4)])),

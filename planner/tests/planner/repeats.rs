@@ -4,7 +4,8 @@ use crate::generate::{mlp, random_dag};
 use crate::remat::cases;
 use arbtest::arbitrary::Result;
 use slabwise_planner::{
-    Buffer, BufferId, Dag, DagError, Kind, MayReuse, Options, RepeatViolation, Repeated, Rerun, Task, TaskId, check, check_repeats, plan, plan_within,
+    Buffer, BufferId, Dag, DagError, Kind, MayReuse, Options, RepeatViolation, Repeated, Rerun, Task, TaskId, check, check_repeats, plan,
+    plan_within,
 };
 
 /// What is handed out when tasks run in an order: for each such buffer, a number that every value on the way to it changes.
@@ -64,7 +65,8 @@ fn random_programs_make_the_same_within_any_budget() {
         };
         again += repeated.again().len();
         met += u32::from(within.plan.height <= budget);
-        let found = results(&dag, &repeated.dag, &within.plan.order, &|t| repeated.task_of[t.index()].0, &|b| repeated.buffer_of[b.index()].0);
+        let found =
+            results(&dag, &repeated.dag, &within.plan.order, &|t| repeated.task_of[t.index()].0, &|b| repeated.buffer_of[b.index()].0);
         assert_eq!(found, expected, "{dag}\n{}", repeated.dag);
         check(&repeated.dag, within.plan.clone()).expect("a right plan");
         Ok(())

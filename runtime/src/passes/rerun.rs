@@ -21,8 +21,7 @@ pub(super) fn rerun(task: &Task, kept: &HashSet<Arg>) -> Option<Task> {
     if assigned.is_empty() {
         return Some(task.clone());
     }
-    let stores: Vec<Store> =
-        task.spec.stores.iter().copied().filter(|s| matches!(argument(task, s.operand), Arg::Buffer(_))).collect();
+    let stores: Vec<Store> = task.spec.stores.iter().copied().filter(|s| matches!(argument(task, s.operand), Arg::Buffer(_))).collect();
     // What it assigned by then it cannot take as it was.
     keep_stores(task, &stores).filter(|lean| !lean.args.iter().any(|arg| assigned.contains(arg)))
 }

@@ -132,6 +132,7 @@ fn buffer(graph: &Graph, id: NodeId, guard: u64) -> Result<Buffer, String> {
         .ok_or_else(|| format!("{}: the byte count of {} overflows", graph.name(id), graph.symbols.show(&node.dims)))?;
     let mut buffer = Buffer::new(graph.name(id), kind, bytes);
     buffer.align = ALIGN;
+    buffer.layer = origin.layer.to_string();
     buffer.source = format!("{}:{}", origin.location.file(), origin.location.line());
     buffer.live_in = is_input;
     buffer.live_out = is_output;

@@ -65,8 +65,8 @@ fn sums_alike(spec: &Spec, stores: &[Store], needed: &[bool], folded: &[bool]) -
         return false;
     }
     let stored_points = |s: &Store| !folded[usize::from(s.value)];
-    let all_points_stay = code().filter(dropped).all(|(_, folded)| *folded)
-        && spec.stores.iter().filter(|s| !stores.contains(s)).all(|s| !stored_points(s));
+    let all_points_stay =
+        code().filter(dropped).all(|(_, folded)| *folded) && spec.stores.iter().filter(|s| !stores.contains(s)).all(|s| !stored_points(s));
     // One pass then and now, over what lies in memory in one way.
     all_points_stay || is_one_pass(spec, folded) && is_one_walk(spec)
 }
