@@ -136,7 +136,9 @@ fn budgets(graphs: &[(String, RematGraph)], limit: Duration) -> Result<()> {
 
 /// Training steps of the built-in models within parts of their slabs; times as modelled.
 fn models(args: &Args) -> Result<()> {
-    println!("\n| model | budget | slab | bound of the order | kernels again | overhead % | seconds to compile |\n|---|---|---|---|---|---|---|");
+    println!(
+        "\n| model | budget | slab | bound of the order | kernels again | overhead % | seconds to compile |\n|---|---|---|---|---|---|---|"
+    );
     for model in ["mlp", "cnn", "resnet20", "resnet18", "mobilenetv2", "unet", "gpt", "lstm"].iter().filter(|m| m.contains(&args.only)) {
         let model = Model::parse(model)?;
         for fraction in [1.0].into_iter().chain(FRACTIONS) {

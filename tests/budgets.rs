@@ -224,6 +224,30 @@ fn what_an_activation_assigns_it_assigns_once() {
     assert!(kept >= 2 && runs >= 4, "{runs} kernels again in {kept} programs");
 }
 
+/// Every second activation is kept, and so never made again, whatever the budget; the others are.
+#[test]
+fn what_is_kept_no_budget_makes_again() {
+    let train = |budget: Budget| {
+        let params = Params::seeded(5);
+        let layers: Vec<Linear> = (0..12).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+        learn(budget, params, [2048, 3], |trace, x, labels| {
+            let out = layers.iter().enumerate().fold(x, |x, (i, layer)| {
+                let h = x.apply(layer).tanh();
+                if i % 2 == 0 { h.keep() } else { h }
+            });
+            let loss = out.cross_entropy(labels);
+            trace.minimize(loss, Adam::new(1e-2));
+            loss
+        })
+    };
+    assert!(same_within(&[75], &train).1 > 0);
+    let within = train(Budget::Fraction(0.75)).expect("it fits");
+    let dag = within.program.plan().dag();
+    let copies = |layer: usize| dag.buffers.iter().filter(|b| b.name.starts_with(&format!("l{layer}.tanh"))).count();
+    assert!((0..12).all(|layer| copies(layer) >= 1) && (0..12).step_by(2).all(|layer| copies(layer) == 1), "{dag}");
+    assert!((1..12).step_by(2).any(|layer| copies(layer) > 1), "{dag}");
+}
+
 /// Kernels taken apart make the same bits: the way back of a residual network makes activations of several layers in one.
 #[test]
 fn half_of_a_residual_network_trains_to_the_same_weights() {

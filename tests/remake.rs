@@ -155,3 +155,31 @@ fn dropout_repeats_its_mask() {
         x.mean_over(3).mean_over(2).apply(&slabwise::nn::Linear::new(at / "head", 8, 10))
     });
 }
+
+/// Neither a checkpointed segment nor the cheapness of an activation has a kept tensor made again.
+#[test]
+fn what_is_kept_is_not_made_again() {
+    let again = |keep: bool, segment: bool| {
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (64, 64));
+        let params = Params::seeded(1);
+        let [first, last] = ["first", "last"].map(|name| slabwise::nn::Linear::new(&params.root() / name, 64, 64));
+        let middle = |x: Tensor<'_>| {
+            let y = x.exp();
+            if keep { y.keep().tanh() } else { y.tanh() }
+        };
+        let x = x.apply(&first);
+        let y = if segment { x.checkpoint(|x| middle(x)) } else { middle(x) };
+        let loss = y.apply(&last).square().sum();
+        trace.minimize(loss, Sgd::new(0.1));
+        let graph = trace.finish(&[loss]).expect("no mistakes");
+        let graph = remake(&simplify(&graph, &Simplify::default()), Some(1));
+        let made = graph.ids().filter(|id| graph.origin(*id).phase == Phase::Again).map(|id| graph.node(id).op.name());
+        made.collect::<Vec<_>>()
+    };
+    for segment in [false, true] {
+        let (made, kept) = (again(false, segment), again(true, segment));
+        assert!(made.contains(&"exp") && made.contains(&"tanh"), "{made:?}");
+        assert!(!kept.contains(&"exp") && kept.contains(&"tanh"), "{kept:?}");
+    }
+}
