@@ -1,11 +1,18 @@
 //! The budget is kept, whatever has to be computed again for it, and no bit of any result depends on it.
 
 use ndarray::{Array1, Array2, ArrayD, IxDyn};
-use slabwise::Error;
+use slabwise::{CompileOptions, Error};
 use slabwise::models::{Model, OptimizerKind};
 use slabwise::nn::{BatchNorm1d, Linear};
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
+
+/// A tenth of the searching that there is otherwise.
+fn quick() -> CompileOptions {
+    let mut options = CompileOptions::default();
+    options.planner.effort /= 10;
+    options
+}
 
 /// What training a network leaves behind.
 struct Trained {
@@ -73,7 +80,7 @@ fn learn(
     [batch, steps]: [usize; 2],
     model: impl for<'t> Fn(&'t Trace, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
 ) -> Result<Trained> {
-    let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_budget(budget);
+    let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_options(quick()).with_budget(budget);
     let trace = Trace::training();
     let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
     let loss = model(&trace, x, labels);
@@ -254,7 +261,7 @@ fn half_of_a_residual_network_trains_to_the_same_weights() {
     let train = |budget: Budget| {
         let params = Params::seeded(5);
         let network = Model::ResNet20.build(&params);
-        let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_budget(budget);
+        let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_options(quick()).with_budget(budget);
         let program = network.training(&mut session, 4u32, OptimizerKind::Sgd)?;
         let (images, labels) = Model::ResNet20.batch(4, 1);
         let losses = (0..3).map(|_| session.run(&program, (&images, &labels)).expect("a step")[0].item().to_bits()).collect();
