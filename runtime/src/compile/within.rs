@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use slabwise_kernels::cpu::Config;
 use slabwise_planner::{Dag, Options, Plan, Task, plan, plan_within};
 
+use crate::backend::Target;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::passes::{Scheduled, schedule, unfuse};
@@ -24,7 +24,7 @@ pub(super) struct Fitted {
 }
 
 /// Fits a scheduled program, whose plan runs everything once, into `room` bytes. If nothing does, it is the smallest found.
-pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, options: &Options, config: &Config, guard: u64) -> Result<Fitted> {
+pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, options: &Options, target: &Target, guard: u64) -> Result<Fitted> {
     let internal = |e: String| Error::Internal(e);
     let (once, base) = (all.1.height, cost(&all.0.dag));
     let touched = touched(&all.0.dag);
@@ -33,7 +33,7 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, options: 
         let chosen: Vec<bool> = touched.iter().map(|&bytes| bytes > room / parts).collect();
         let apart = unfuse(graph, &candidates[0].0.tasks, &chosen);
         if candidates.iter().all(|(other, _)| apart.len() > other.tasks.len()) {
-            let scheduled = schedule(graph, apart, config, guard).map_err(internal)?;
+            let scheduled = schedule(graph, apart, target, guard).map_err(internal)?;
             let offsets = plan(&scheduled.dag, options).map_err(|e| internal(e.to_string()))?;
             candidates.push((scheduled, offsets));
         }
