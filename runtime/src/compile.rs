@@ -3,12 +3,14 @@
 use std::time::Instant;
 
 use slabwise_kernels::cpu::Isa;
-use slabwise_planner::{Bytes, Dag, Options, plan_within};
+use slabwise_planner::{Bytes, Options, plan_within};
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
-use crate::passes::{Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, fuse, legalise, lower, remake, schedule, simplify};
-use crate::plan::{Again, Persistent, Plan};
+use crate::passes::{
+    Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, fuse, legalise, lower, remake, schedule, simplify, slices_within, time,
+};
+use crate::plan::{Again, InSlices, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
 use crate::shape::elements;
@@ -25,6 +27,8 @@ pub struct CompileOptions {
     pub planner: Options,
     /// The instruction set kernels use; the best there is if `None`. Results differ in rounding between sets.
     pub isa: Option<Isa>,
+    /// Run every kernel on the whole batch, even where a budget could be kept by running some on slices of it.
+    pub unsliced: bool,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after every kernel. Slow.
     pub check_memory: bool,
 }
@@ -62,13 +66,22 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     let room = session.budget.room(beside, offsets.height);
     if let Some(room) = room.filter(|&room| room < offsets.height) {
         let within = plan_within(&scheduled.dag, offsets, room, &options.planner).map_err(|e| internal(e.to_string()))?;
-        again.floor = within.floor;
-        offsets = within.plan;
-        if let Some(repeated) = within.repeated {
-            let cost = |dag: &Dag| dag.tasks.iter().map(|task| task.cost as f64).sum::<f64>();
-            (again.tasks, again.overhead) = (repeated.again(), cost(&repeated.dag) / cost(&scheduled.dag) - 1.0);
-            scheduled = scheduled.repeated(repeated.into_inner());
+        let before = time(&scheduled.dag);
+        let slices = within.plan.height > room && !options.unsliced;
+        let slices = slices.then(|| slices_within(&graph, &scheduled, &session.config(), guard, room, &options.planner));
+        let slices = slices.transpose().map_err(internal)?.flatten();
+        if let Some(found) = slices.filter(|found| found.plan.height < within.plan.height) {
+            again.sliced = found.scheduled.sliced.as_ref().map(|s| InSlices { kernels: s.kernels, slices: s.count, examples: s.examples });
+            (again.tasks, again.floor) = (found.again, found.floor);
+            (scheduled, offsets) = (found.scheduled, found.plan);
+        } else {
+            (again.floor, offsets) = (within.floor, within.plan);
+            if let Some(repeated) = within.repeated {
+                again.tasks = repeated.again();
+                scheduled = scheduled.repeated(repeated.into_inner());
+            }
         }
+        again.overhead = time(&scheduled.dag) / before - 1.0;
     }
     let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
     let mut persistent = Persistent::default();

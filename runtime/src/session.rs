@@ -320,18 +320,18 @@ impl Session {
                 .places
                 .iter()
                 .map(|p| match *p {
-                    Place::Planned(b) => {
+                    Place::Planned(b) | Place::Slice(b, _) => {
                         let planned = inner.buffers[b].place;
                         peak = peak.max(planned.offset + planned.bytes);
                         let fed = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| regions[i]);
-                        fed.unwrap_or_else(|| place(planned))
+                        p.part(fed.unwrap_or_else(|| place(planned)), &env)
                     }
                     Place::Variable(v) => self.variables[v].region,
                     Place::Sizes => self.sizes,
                 })
                 .collect();
             let started = self.profile.as_ref().map(|_| Instant::now());
-            step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+            step.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
                 profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }

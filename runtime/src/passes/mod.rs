@@ -9,6 +9,7 @@ mod lower;
 mod remake;
 mod schedule;
 pub mod simplify;
+mod slices;
 mod update;
 
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
@@ -17,3 +18,5 @@ pub use lower::{Arg, Task, lower};
 pub use remake::{REMADE_MIN, remake};
 pub use schedule::{Scheduled, schedule};
 pub use simplify::{Simplify, simplify};
+pub use slices::{Found, Piece, Sliced, slices_within};
+pub(crate) use slices::{Stretch, time};

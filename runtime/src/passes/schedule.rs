@@ -9,6 +9,7 @@ use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Repeated, T
 
 use super::cost::cost;
 use super::lower::{Arg, Task};
+use super::slices::{Piece, Sliced};
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
@@ -23,20 +24,25 @@ pub struct Scheduled {
     pub kernels: Vec<Arc<Kernel>>,
     /// The node of each buffer; a value computed twice has a buffer each time.
     pub nodes: Vec<NodeId>,
+    /// What of it runs on slices of the batch.
+    pub sliced: Option<Sliced>,
 }
 
 impl Scheduled {
     /// The buffer of a node that a task reads or writes.
     pub fn buffer_of(&self, task: TaskId, node: NodeId) -> Option<BufferId> {
         let task = &self.dag.tasks[task.index()];
-        task.reads.iter().chain(&task.writes).copied().find(|b| self.nodes[b.index()] == node)
+        let sums = |b: &BufferId| self.sliced.as_ref().is_some_and(|s| matches!(s.buffers[b.index()], Piece::Sums(_)));
+        task.reads.iter().chain(&task.writes).copied().find(|b| self.nodes[b.index()] == node && !sums(b))
     }
 
     /// The same with some tasks run again, as the planner asks for.
     pub fn repeated(self, repeated: Repeated) -> Scheduled {
         let Repeated { dag, task_of, buffer_of } = repeated;
+        let sliced = self.sliced.as_ref().map(|sliced| sliced.repeated(&task_of, &buffer_of));
         Scheduled {
             dag,
+            sliced,
             tasks: task_of.iter().map(|t| self.tasks[t.index()].clone()).collect(),
             kernels: task_of.iter().map(|t| self.kernels[t.index()].clone()).collect(),
             nodes: buffer_of.iter().map(|b| self.nodes[b.index()]).collect(),
@@ -53,7 +59,7 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) ->
         .iter()
         .map(|t| Kernel::new(t.spec.clone(), &bounds, config).map(Arc::new).map_err(|e| format!("{}: {e}", t.name)))
         .collect::<Result<_, _>>()?;
-    let mut s = Scheduled { dag: Dag::new(), tasks: Vec::new(), kernels: Vec::new(), nodes: Vec::new() };
+    let mut s = Scheduled { dag: Dag::new(), tasks: Vec::new(), kernels: Vec::new(), nodes: Vec::new(), sliced: None };
     let mut buffers: HashMap<NodeId, BufferId> = HashMap::new();
     for task in &tasks {
         for arg in &task.args {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use slabwise::models::{Model, OptimizerKind};
+use slabwise::shape::Dim;
 use slabwise::{Budget, Device, Params, Result, Session};
 
 use crate::frontier;
@@ -47,7 +48,9 @@ pub fn run(args: &Args) -> Result<()> {
     let params = Params::seeded(0);
     let network = args.model.build(&params);
     let session = Session::new(args.device, params)?.with_budget(args.budget);
-    let plan = network.plan_training(&session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
+    // A batch that has a name may run in slices to keep a budget.
+    let batch = args.budget.map_or(args.batch.into(), |_| Dim::bounded("batch", args.batch));
+    let plan = network.plan_training(&session, batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
     if let Some(path) = &args.svg {
         plan.write_svg(path)?;
     }

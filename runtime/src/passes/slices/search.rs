@@ -1,0 +1,116 @@
+//! Which kernels to run on slices, and on how many, so that a budget is kept.
+
+use slabwise_kernels::cpu::Config;
+use slabwise_planner::{Dag, Options, Plan, Repeated, plan, plan_within};
+
+use super::Cuttable;
+use crate::graph::Graph;
+use crate::passes::Scheduled;
+
+/// Most slices of a kernel.
+const MOST_SLICES: u32 = 64;
+/// Most tasks of a program in slices: planning takes longer the more there are.
+const MOST_TASKS: usize = 2000;
+/// Kernels are chosen that touch a value of the room there is, of a fraction of it, or any at all.
+const SHARES: [u64; 4] = [1, 4, 16, u64::MAX];
+/// Programs that were almost small enough, in which kernels of slices may run again.
+const TRIED_AGAIN: usize = 2;
+
+/// A program in slices, planned.
+pub struct Found {
+    /// The program.
+    pub scheduled: Scheduled,
+    /// Its plan, not yet checked; above the room there is if none was found that is not.
+    pub plan: Plan,
+    /// The runs that are not the first of their tasks.
+    pub again: Vec<slabwise_planner::TaskId>,
+    /// A bound below the slab of any order and any repeating of these slices.
+    pub floor: u64,
+}
+
+impl Found {
+    /// The modelled time of the program.
+    fn cost(&self) -> f64 {
+        time(&self.scheduled.dag)
+    }
+
+    /// The better of two: within the room first, then faster, then smaller.
+    fn or(self, other: Found, room: u64) -> Found {
+        let rank = |f: &Found| (f.plan.height.max(room), f.cost(), f.plan.height);
+        if rank(&other) < rank(&self) { other } else { self }
+    }
+}
+
+/// The modelled time of all tasks.
+pub(crate) fn time(dag: &Dag) -> f64 {
+    dag.tasks.iter().map(|task| task.cost as f64).sum()
+}
+
+/// Plans a program so that its slab is no larger than `room`, by running kernels on slices of the batch, and where that is
+/// not enough some of the slices again: the fastest plan of those found, as modelled, or the smallest if none keeps
+/// to the room. `None` if nothing can be sliced. Deterministic.
+pub fn slices_within(
+    graph: &Graph,
+    scheduled: &Scheduled,
+    config: &Config,
+    guard: u64,
+    room: u64,
+    options: &Options,
+) -> Result<Option<Found>, String> {
+    let Some(cuttable) = Cuttable::new(graph, scheduled, config, guard)? else { return Ok(None) };
+    let all = cuttable.bounds.0[usize::from(cuttable.batch.0)];
+    let (mut best, mut tight): (Option<Found>, Vec<Found>) = (None, Vec::new());
+    let mut last = Vec::new();
+    for share in SHARES {
+        let chosen: Vec<bool> =
+            (0..scheduled.tasks.len()).map(|task| cuttable.units[task].is_some() && cuttable.largest(task) > room / share).collect();
+        if chosen == last || !chosen.contains(&true) {
+            continue;
+        }
+        let mut sizes = None;
+        for count in (1..).map(|power| 1u32 << power).take_while(|&count| count <= MOST_SLICES.min(all)) {
+            let Some(cut) = cuttable.cut(&chosen, all.div_ceil(count))? else { continue };
+            let count = cut.sliced.as_ref().map(|sliced| sliced.count);
+            if sizes == count || cut.tasks.len() > MOST_TASKS {
+                continue;
+            }
+            sizes = count;
+            let plan = plan(&cut.dag, options).map_err(|e| e.to_string())?;
+            let found = Found { floor: 0, again: Vec::new(), plan, scheduled: cut };
+            if found.plan.height <= room {
+                // More slices take more time.
+                best = Some(match best.take() {
+                    Some(best) => best.or(found, room),
+                    None => found,
+                });
+                break;
+            }
+            tight.push(found);
+        }
+        last = chosen;
+    }
+    if let Some(best) = best {
+        return Ok(Some(best));
+    }
+    tight.sort_by_key(|found| found.plan.height);
+    for found in tight.into_iter().take(TRIED_AGAIN) {
+        let found = again(found, room, options)?;
+        best = Some(match best.take() {
+            Some(best) => best.or(found, room),
+            None => found,
+        });
+    }
+    Ok(best)
+}
+
+/// The same program with some slices run again.
+fn again(found: Found, room: u64, options: &Options) -> Result<Found, String> {
+    let within = plan_within(&found.scheduled.dag, found.plan, room, options).map_err(|e| e.to_string())?;
+    let (mut scheduled, mut runs) = (found.scheduled, Vec::new());
+    if let Some(repeated) = within.repeated {
+        let repeated: Repeated = repeated.into_inner();
+        runs = repeated.again();
+        scheduled = scheduled.repeated(repeated);
+    }
+    Ok(Found { scheduled, plan: within.plan, again: runs, floor: within.floor })
+}
