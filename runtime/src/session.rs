@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use half::{bf16, f16};
 use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
@@ -17,7 +18,7 @@ use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Output};
-use crate::compile::{CompileOptions, compile, lay_out, variable_bytes};
+use crate::compile::{CompileOptions, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
@@ -27,6 +28,7 @@ use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::plan::Plan;
 use crate::program::{Compiled, Place, Planned, Program, lengths};
+use crate::shapes::first_lengths;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
 
@@ -67,6 +69,7 @@ pub struct Session {
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
+    recording: Option<measure::Recording>,
 }
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -107,6 +110,7 @@ impl Session {
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
+            recording: None,
         })
     }
 
@@ -180,7 +184,7 @@ impl Session {
     pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
         let started = Instant::now();
         let graph = self.finished(trace, &outputs)?;
-        Ok(lay_out(self, trace.name(), &graph, started)?.plan)
+        Ok(lay_out(self, trace.name(), &first_lengths(graph, &self.options.shapes), started)?.plan)
     }
 
     /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.
@@ -213,13 +217,13 @@ impl Session {
             return Err(Error::Value(format!("\"{name}\" has {} outputs, {N} are expected", graph.outputs.len())));
         }
         let counters = self.new_counters(name, graph)?;
-        let inner = compile(self, name, graph, Instant::now())?;
+        let program = self.compile_for_shapes(name, graph)?;
         self.keep_counters(counters);
-        self.grow_slab(inner.slab_bytes, name)?;
-        Ok(Program { inner })
+        self.grow_slab(program.inner.slab_bytes, name)?;
+        Ok(program)
     }
 
-    fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
+    pub(crate) fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
         if self.slab.is_some_and(|s| s.bytes >= bytes) {
             return Ok(());
         }
@@ -304,7 +308,7 @@ impl Session {
     /// On an error nothing has changed: inputs are checked before anything runs, and checks of their values (labels within
     /// range) run before any weight is written.
     pub fn run<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
-        let inner = &program.inner;
+        let inner = &*self.planned_for(program, &feed)?;
         let env = self.begin(inner, &feed)?;
         let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
         let place = |p: Planned| slab.part(p.offset, p.bytes);
@@ -330,8 +334,11 @@ impl Session {
                     Place::Sizes => self.sizes,
                 })
                 .collect();
-            let started = self.profile.as_ref().map(|_| Instant::now());
+            let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
             step.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+            if let (Some(started), Some(recording)) = (started, &mut self.recording) {
+                recording.note(inner, at, &args, workspace, slab, started);
+            }
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
                 profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
@@ -351,11 +358,16 @@ impl Session {
         Output { memory: &self.memory, region: region.part(0, bytes as u64), dtype: planned.dtype, lengths, buffer }
     }
 
+    pub(crate) fn owns(&self, inner: &Compiled) -> Result<()> {
+        if inner.session == self.id {
+            return Ok(());
+        }
+        Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)))
+    }
+
     /// Checks the feed and publishes the sizes of the run.
     pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
-        if inner.session != self.id {
-            return Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)));
-        }
+        self.owns(inner)?;
         let (threads, room) = (self.team.threads(), inner.steps.iter().map(|s| s.kernel.threads()).min());
         if let Some(room) = room.filter(|&room| room < threads) {
             let message = format!(
@@ -514,6 +526,8 @@ impl Session {
         let lengths: Vec<usize> = variable.info.dims.iter().map(|d| d.usize_at(&Env::default())).collect();
         let values: Vec<f32> = match variable.info.dtype {
             DType::F32 => self.memory.elements::<f32>(&variable.region).to_vec(),
+            DType::F16 => self.memory.elements::<f16>(&variable.region).iter().map(|h| h.to_f32()).collect(),
+            DType::BF16 => self.memory.elements::<bf16>(&variable.region).iter().map(|h| h.to_f32()).collect(),
             DType::I32 => self.memory.elements::<i32>(&variable.region).iter().map(|&i| i as f32).collect(),
             DType::U8 | DType::Bool => self.memory.bytes(&variable.region).iter().map(|&b| f32::from(b)).collect(),
         };
@@ -534,6 +548,8 @@ impl Session {
         }
         match dtype {
             DType::F32 => self.memory.elements_mut::<f32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v),
+            DType::F16 => self.memory.elements_mut::<f16>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = f16::from_f32(*v)),
+            DType::BF16 => self.memory.elements_mut::<bf16>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = bf16::from_f32(*v)),
             DType::I32 => self.memory.elements_mut::<i32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as i32),
             DType::U8 => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as u8),
             DType::Bool => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = u8::from(*v != 0.0)),

@@ -16,7 +16,9 @@ mod weight_grad;
 use super::gemm::drive::Space;
 use super::gemm::micro::Micro;
 use super::tile::TileCode;
+use super::walk::check_operand;
 use super::{Config, CutOff, Launch, SpecError};
+use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{self, Body, ConvKind, Operand, Spec};
 use tile::{Axis, Source};
@@ -96,9 +98,11 @@ fn body(spec: &Spec) -> Result<&spec::Conv2d, SpecError> {
 /// What has to hold at the bound for the index arithmetic to stay inside the operands.
 fn check(spec: &Spec, body: &spec::Conv2d, bound: &Env) -> Result<(), SpecError> {
     let fail = |what: String| Err(SpecError(what));
-    if spec.dims.len() != 4 || body.a.strides.len() != 4 || body.b.strides.len() != 4 {
+    if spec.dims.len() != 4 {
         return fail("a convolution has four axes".into());
     }
+    check_operand("the first operand", &body.a, 4, &[DType::F32])?;
+    check_operand("the second operand", &body.b, 4, &[DType::F32])?;
     let positive = body.k.iter().chain(&body.stride).chain(&body.dilation).all(|&x| x > 0 && x <= 1 << 16);
     if !positive || body.groups == 0 || body.pad.iter().any(|&p| p > 1 << 16) {
         return fail(format!(

@@ -9,7 +9,9 @@ mod simd;
 use std::ops::Range;
 
 use super::tile::{Bound, MAX_AXES, TileCode};
+use super::walk::check_operand;
 use super::{Config, Launch, SpecError};
+use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Body, Operand, Spec};
 use drive::{Blocking, MicroPanel, Product, Room, Space, drive};
@@ -45,9 +47,11 @@ impl Matmul {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         let Body::Matmul(body) = &spec.body else { return Err(SpecError("not a matrix product".into())) };
         let rank = spec.dims.len();
-        if !(2..=MAX_AXES).contains(&rank) || body.a.strides.len() != rank || body.b.strides.len() != rank {
-            return Err(SpecError(format!("a product of rank {rank} with {} and {} strides", body.a.strides.len(), body.b.strides.len())));
+        if !(2..=MAX_AXES).contains(&rank) {
+            return Err(SpecError(format!("a product of rank {rank}")));
         }
+        check_operand("the left operand", &body.a, rank, &[DType::F32])?;
+        check_operand("the right operand", &body.b, rank, &[DType::F32])?;
         let code = TileCode::new(spec, config)?;
         let micro = Micro::of(config.isa);
         let size = |s: Size| s.usize_at(bound);

@@ -14,6 +14,7 @@ mod walk;
 
 pub use isa::Isa;
 pub use team::Team;
+pub use tile::validate;
 
 use smallvec::SmallVec;
 
@@ -211,7 +212,6 @@ impl Kernel {
     ///
     /// # Panics
     /// As [`Kernel::run`], or if the kernel was not prepared for slices or a slice is cut off at the wrong place.
-    #[expect(clippy::too_many_arguments, reason = "those of `run`, and the slice")]
     pub fn run_slice(
         &self,
         memory: &mut Memory,
@@ -227,7 +227,7 @@ impl Kernel {
         let own = slice.sizes(whole, slicing.batch);
         let to = slice.to.min(examples);
         for end in [slice.from, to].into_iter().filter(|&end| end < examples) {
-            assert!(end as usize % cut.unit == 0, "a slice that ends at {end}, not a multiple of {}", cut.unit);
+            assert!((end as usize).is_multiple_of(cut.unit), "a slice that ends at {end}, not a multiple of {}", cut.unit);
         }
         let (args, sums) = args.split_at(self.arguments.len().min(args.len()));
         assert_eq!(sums.len(), usize::from(cut.sums > 0), "regions for sums");

@@ -7,9 +7,12 @@ mod fuse;
 mod layout;
 mod lower;
 mod remake;
+mod rerun;
 mod schedule;
 pub mod simplify;
 mod slices;
+mod stores;
+mod unfuse;
 mod update;
 
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
@@ -20,3 +23,4 @@ pub use schedule::{Scheduled, schedule};
 pub use simplify::{Simplify, simplify};
 pub use slices::{Found, Piece, Sliced, slices_within};
 pub(crate) use slices::{Stretch, time};
+pub(crate) use unfuse::unfuse;

@@ -19,7 +19,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::slice::Slice;
 use slabwise_kernels::spec::{Dims, MAX_ARGUMENTS};
-use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, TaskId};
+use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Rerun, TaskId};
 
 use super::cost::cost;
 use super::lower::{Arg, Task};
@@ -237,8 +237,7 @@ impl<'a> Rewriting<'a> {
     fn new(from: &'a Cuttable<'a>, chosen: Vec<Option<Arc<Kernel>>>, slices: Vec<Slice>, examples: u32) -> Self {
         let (count, kernels) = (slices.len() as u32, chosen.iter().flatten().count());
         let sliced = Sliced { batch: from.batch, count, examples, kernels, tasks: vec![], buffers: vec![] };
-        let new = Scheduled { dag: Dag::new(), tasks: vec![], kernels: vec![], nodes: vec![], sliced: None };
-        let made = vec![vec![]; chosen.len()];
+        let (new, made) = (Scheduled::default(), vec![vec![]; chosen.len()]);
         Rewriting { from, chosen, slices, buffers: vec![], sums: HashMap::new(), made, new, sliced }
     }
 
@@ -348,10 +347,14 @@ impl<'a> Rewriting<'a> {
             new.cost = cost(&from.scheduled.tasks[task].spec, &sizes);
             // A part of a whole buffer is written once, and sums are added to once.
             let whole = |b: &BufferId| matches!(self.buffers[b.index()], Becomes::Whole(_));
-            new.repeatable &= !old.writes.iter().any(whole) && !self.sums.contains_key(&task);
+            new.repeatable &= old.rerun.is_none() && !old.writes.iter().any(whole) && !self.sums.contains_key(&task);
             new.writes.extend(self.sums.get(&task));
         }
+        new.rerun = new.rerun.filter(|_| slice.is_none()).map(|rerun| Rerun { reads: seen(&rerun.reads), ..rerun });
         let id = self.new.dag.add_task(new);
+        if let Some(rerun) = from.scheduled.reruns.get(&TaskId(task as u32)).filter(|_| slice.is_none()) {
+            self.new.reruns.insert(id, rerun.clone());
+        }
         self.made[task].push(id);
         self.new.tasks.push(from.scheduled.tasks[task].clone());
         self.new.kernels.push(kernel);

@@ -16,6 +16,7 @@ mod ops;
 mod tests;
 
 pub(crate) use bind::Bound;
+pub use compile::validate;
 pub(crate) use exec::{Along, Machine, Tile};
 
 use super::{Config, Launch, SpecError};

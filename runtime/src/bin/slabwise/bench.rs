@@ -7,10 +7,11 @@ use ndarray::{Array1, Array2};
 use serde_json::{Value, json};
 use slabwise::feed::Feed;
 use slabwise::models::{Model, OptimizerKind, noise};
-use slabwise::prelude::{Dim, F32};
+use slabwise::prelude::F32;
 use slabwise::{Budget, Bytes, Device, Error, Params, Program, Result, Session, Trace};
 
 use crate::output::{Times, line, pairs};
+use crate::plan::of_batch;
 
 /// Steps are repeated for this long unless their number is given.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -136,9 +137,7 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
     let optimizer = args.optimizer.unwrap_or(model.optimizer());
     let mut session = open(args, params)?;
     let start = Instant::now();
-    // A batch that has a name may run in slices to keep a budget.
-    let batch = args.budget.map_or(args.batch.into(), |_| Dim::bounded("batch", args.batch));
-    let program = network.training(&mut session, batch, optimizer)?;
+    let program = of_batch(args.batch, |batch| network.training(&mut session, batch, optimizer))?;
     let compile_s = start.elapsed().as_secs_f64();
     let (images, labels) = model.batch(args.batch as usize, 1);
     let steps = repeat(&mut session, &program, (&images, &labels), args.steps)?;

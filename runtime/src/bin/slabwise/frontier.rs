@@ -3,11 +3,10 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
-use slabwise::shape::Dim;
 use slabwise::{Budget, Bytes, Error, InSlices, Params, Plan, Result, Session};
 
 use crate::output::{line, table};
-use crate::plan::Args;
+use crate::plan::{Args, of_batch};
 
 /// Budgets between all that a step needs if nothing is computed twice, and the least that was found to be enough.
 const BUDGETS: u64 = 10;
@@ -61,7 +60,8 @@ fn plan(args: &Args, budget: Budget) -> Result<Plan> {
     let params = Params::seeded(0);
     let network = args.model.build(&params);
     let session = Session::new(args.device, params)?.with_budget(budget);
-    network.plan_training(&session, Dim::bounded("batch", args.batch), args.optimizer.unwrap_or(args.model.optimizer()))
+    let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
+    of_batch(args.batch, |batch| network.plan_training(&session, batch, optimizer))
 }
 
 /// From the largest slab to the smallest; a budget that nothing was found for is left out.

@@ -41,9 +41,9 @@ impl Found {
     }
 }
 
-/// The modelled time of all tasks.
+/// The time of all tasks, in the unit of [`slabwise_planner::Task::cost`].
 pub(crate) fn time(dag: &Dag) -> f64 {
-    dag.tasks.iter().map(|task| task.cost as f64).sum()
+    dag.tasks.iter().map(|task| task.cost as f64).sum::<f64>().max(1.0)
 }
 
 /// Plans a program so that its slab is no larger than `room`, by running kernels on slices of the batch, and where that is

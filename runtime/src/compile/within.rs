@@ -1,0 +1,70 @@
+//! A program within a budget: kernels run again, or taken apart first, whichever costs less. Where neither is enough,
+//! kernels run on slices of the batch.
+
+use slabwise_kernels::cpu::Config;
+use slabwise_planner::{Plan, plan, plan_within};
+
+use super::CompileOptions;
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::passes::{REMADE_MIN, Scheduled, schedule, slices_within, time, unfuse};
+use crate::plan::{Again, InSlices};
+
+/// A program's kernels in their plan, not yet checked, and what was done to them to keep a budget.
+pub(super) struct Fitted {
+    pub scheduled: Scheduled,
+    pub offsets: Plan,
+    pub again: Again,
+}
+
+/// Fits a scheduled program, whose plan runs everything once, into `room` bytes. If nothing does, it is the smallest found.
+pub(super) fn within(
+    graph: &Graph,
+    all: (Scheduled, Plan),
+    room: u64,
+    compile: &CompileOptions,
+    config: &Config,
+    guard: u64,
+) -> Result<Fitted> {
+    let internal = |e: String| Error::Internal(e);
+    let (once, base, options) = (all.1.height, time(&all.0.dag), &compile.planner);
+    let whole = all.0.clone();
+    let apart = unfuse(graph, &all.0.tasks, REMADE_MIN as u64);
+    let mut candidates = vec![all];
+    if apart.len() > candidates[0].0.tasks.len() {
+        let scheduled = schedule(graph, apart, config, guard).map_err(internal)?;
+        let offsets = plan(&scheduled.dag, options).map_err(|e| internal(e.to_string()))?;
+        candidates.push((scheduled, offsets));
+    }
+    let mut best: Option<Fitted> = None;
+    let mut floor = u64::MAX;
+    for (mut scheduled, offsets) in candidates {
+        let found = plan_within(&scheduled.dag, offsets, room, options).map_err(|e| internal(e.to_string()))?;
+        floor = floor.min(found.floor);
+        let mut again = Again { once, ..Again::default() };
+        if let Some(repeated) = found.repeated {
+            again.tasks = repeated.again();
+            scheduled = scheduled.repeated(repeated.into_inner());
+        }
+        again.overhead = time(&scheduled.dag) / base - 1.0;
+        let fitted = Fitted { scheduled, offsets: found.plan, again };
+        // Within the budget first, then cheaper, then smaller.
+        let rank = |f: &Fitted| (f.offsets.height.max(room), f.again.overhead, f.offsets.height);
+        if best.as_ref().is_none_or(|best| rank(&fitted) < rank(best)) {
+            best = Some(fitted);
+        }
+    }
+    let mut best = best.ok_or_else(|| internal("no plan".into()))?;
+    best.again.floor = floor;
+    if best.offsets.height > room && !compile.unsliced {
+        let found = slices_within(graph, &whole, config, guard, room, options).map_err(internal)?;
+        if let Some(found) = found.filter(|found| found.plan.height < best.offsets.height) {
+            let sliced = found.scheduled.sliced.as_ref();
+            let sliced = sliced.map(|s| InSlices { kernels: s.kernels, slices: s.count, examples: s.examples });
+            let overhead = time(&found.scheduled.dag) / base - 1.0;
+            let again = Again { tasks: found.again, overhead, once, floor: found.floor, sliced };
+            best = Fitted { scheduled: found.scheduled, offsets: found.plan, again };
+        }
+    }
+    Ok(best)
+}
