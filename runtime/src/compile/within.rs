@@ -62,7 +62,7 @@ pub(super) fn within(
             let sliced = found.scheduled.sliced.as_ref();
             let sliced = sliced.map(|s| InSlices { kernels: s.kernels, slices: s.count, examples: s.examples });
             let overhead = time(&found.scheduled.dag) / base - 1.0;
-            let again = Again { tasks: found.again, overhead, once, floor: found.floor, sliced };
+            let again = Again { tasks: found.again, overhead, once, floor: floor.min(found.floor), sliced };
             best = Fitted { scheduled: found.scheduled, offsets: found.plan, again };
         }
     }

@@ -6,7 +6,7 @@
 //! made and read in place, slice by slice. What sums over the batch, a weight's gradient, keeps its sums between
 //! slices. The results have the same bits ([`slabwise_kernels::slice`]), for more time: weights are read and packed once for each slice.
 //!
-//! [`cut`] rewrites a program's tasks: each chosen one becomes a task for each slice. The planner and its checker see a dag
+//! `Cuttable::cut` rewrites the tasks: each chosen one becomes a task for each slice. The planner and its checker see a dag
 //! like any other, in which slices write a buffer in parts, in their order, as those of a concatenation do.
 
 mod search;

@@ -1,7 +1,9 @@
 //! Which kernels to run on slices, and on how many, so that a budget is kept.
 
+use std::collections::HashSet;
+
 use slabwise_kernels::cpu::Config;
-use slabwise_planner::{Dag, Options, Plan, Repeated, plan, plan_within};
+use slabwise_planner::{Buffer, BufferId, Dag, Options, Plan, Repeated, plan, plan_within};
 
 use super::Cuttable;
 use crate::graph::Graph;
@@ -24,7 +26,7 @@ pub struct Found {
     pub plan: Plan,
     /// The runs that are not the first of their tasks.
     pub again: Vec<slabwise_planner::TaskId>,
-    /// A bound below the slab of any order and any repeating of these slices.
+    /// A bound below the slab of these kernels in any slices, in any order and however often.
     pub floor: u64,
 }
 
@@ -59,6 +61,7 @@ pub fn slices_within(
 ) -> Result<Option<Found>, String> {
     let Some(cuttable) = Cuttable::new(graph, scheduled, config, guard)? else { return Ok(None) };
     let all = cuttable.bounds.0[usize::from(cuttable.batch.0)];
+    let floor = floor(&cuttable);
     let (mut best, mut tight): (Option<Found>, Vec<Found>) = (None, Vec::new());
     let mut last = Vec::new();
     for share in SHARES {
@@ -76,7 +79,7 @@ pub fn slices_within(
             }
             sizes = count;
             let plan = plan(&cut.dag, options).map_err(|e| e.to_string())?;
-            let found = Found { floor: 0, again: Vec::new(), plan, scheduled: cut };
+            let found = Found { floor, again: Vec::new(), plan, scheduled: cut };
             if found.plan.height <= room {
                 // More slices take more time.
                 best = Some(match best.take() {
@@ -112,5 +115,19 @@ fn again(found: Found, room: u64, options: &Options) -> Result<Found, String> {
         runs = repeated.again();
         scheduled = scheduled.repeated(repeated);
     }
-    Ok(Found { scheduled, plan: within.plan, again: runs, floor: within.floor })
+    Ok(Found { scheduled, plan: within.plan, again: runs, floor: found.floor })
+}
+
+/// What no slicing changes: what a task that cannot be sliced touches, less what it may do in place; all inputs together, and
+/// all outputs.
+fn floor(cuttable: &Cuttable) -> u64 {
+    let dag = &cuttable.scheduled.dag;
+    let sum = |of: &dyn Fn(&Buffer) -> bool| dag.buffers.iter().filter(|b| of(b)).map(Buffer::occupied).sum::<u64>();
+    let whole = dag.tasks.iter().enumerate().filter(|(at, _)| cuttable.units[*at].is_none());
+    let needs = whole.map(|(at, task)| {
+        let touched: HashSet<BufferId> = task.reads.iter().chain(&task.writes).copied().collect();
+        let taken: HashSet<BufferId> = dag.may_reuse.iter().filter(|pair| pair.task.index() == at).map(|pair| pair.to).collect();
+        touched.difference(&taken).map(|b| dag.buffers[b.index()].occupied()).sum::<u64>() + task.workspace_occupied()
+    });
+    needs.max().unwrap_or(0).max(sum(&|b| b.live_in)).max(sum(&|b| b.live_out))
 }
