@@ -119,17 +119,6 @@ fn parts_of_a_batch_and_checkpoints_train_to_the_same_bits_within_a_budget() {
     assert!(kept >= 1 && runs >= 1, "{runs} kernels again in {kept} programs");
 }
 
-#[test]
-fn a_budget_no_schedule_keeps_is_refused_with_the_floor() {
-    // The first pooling alone reads and writes more than half of the slab.
-    let params = Params::seeded(5);
-    let network = Model::Cnn.build(&params);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2).with_budget(Budget::Fraction(0.5));
-    let error = network.training(&mut session, 64u32, OptimizerKind::Sgd).err().expect("too small");
-    let Error::Budget { budget, needed, floor, .. } = error else { panic!("{error}") };
-    assert!(budget < floor && floor <= needed, "{budget} {floor} {needed}");
-}
-
 /// Masks among what is computed again are the same masks, and nothing that changes weights or state runs twice.
 #[test]
 fn random_networks_train_to_the_same_bits_within_any_budget() {

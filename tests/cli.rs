@@ -159,6 +159,18 @@ fn a_budget_is_kept_or_refused_with_the_bill() {
     }
 }
 
+#[test]
+fn a_budget_below_one_kernel_is_kept_in_slices() {
+    let (all, half) = (json("plan cnn --batch 16"), json("plan cnn --batch 16 --budget 50%"));
+    let slab = |plan: &Value| plan["slab_bytes"].as_u64().unwrap();
+    assert!(slab(&half) * 100 <= slab(&all) * 51 && half["kernels"].as_u64() > all["kernels"].as_u64());
+    assert!(text("plan cnn --batch 16 --budget 50%").contains(" kernels sliced "));
+    let report = json("plan cnn --batch 16 --frontier");
+    let points = report["frontier"].as_array().unwrap();
+    assert_eq!(points[0]["slices"].as_u64(), Some(1));
+    assert!(points.len() > 3 && points.last().unwrap()["slices"].as_u64() > Some(1), "{report}");
+}
+
 fn assert_planned(report: &Value) {
     assert_eq!(keys(report), BTreeSet::from(["model", "batch", "train", "infer"]));
     for program in ["train", "infer"] {

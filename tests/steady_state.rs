@@ -18,10 +18,14 @@ const STEPS: usize = 10;
 const FEW: usize = 3;
 
 fn steps_of(model: Model, optimizer: OptimizerKind, batch: usize, last: usize, steps: usize) {
-    let what = format!("{model} {optimizer}");
+    steps_within(model, optimizer, [batch, last, steps], Budget::Unlimited);
+}
+
+fn steps_within(model: Model, optimizer: OptimizerKind, [batch, last, steps]: [usize; 3], budget: Budget) {
+    let what = format!("{model} {optimizer} {budget:?}");
     let params = Params::seeded(1);
     let network = model.build(&params);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2).with_budget(budget);
     let bound = Dim::bounded("batch", batch as u32);
     let train = network.training(&mut session, bound, optimizer).expect("the model compiles");
     let infer = network.inference(&mut session, bound).expect("the model compiles");
@@ -93,6 +97,8 @@ fn a_step_allocates_nothing() {
     assert!(noticed.0 >= 1 && noticed.1 >= 1, "the allocator counts");
 
     steps_of(Model::Mlp, OptimizerKind::Sgd, 64, 37, STEPS);
+    // Kernels on slices of the batch.
+    steps_within(Model::Cnn, OptimizerKind::Adam, [32, 9, FEW], Budget::Fraction(0.6));
     steps_of(Model::Mlp, OptimizerKind::Adam, 64, 37, STEPS);
     // Small batches: what a convolution allocates or not does not depend on them.
     steps_of(Model::Cnn, OptimizerKind::Sgd, 4, 3, STEPS);

@@ -64,10 +64,9 @@ impl Case {
             memory.elements_mut::<f32>(&region).copy_from_slice(values);
             region
         };
-        let kernel = match size {
-            None => Kernel::new(self.spec.clone(), &bound, &config).expect("a valid spec"),
-            Some(_) => Kernel::sliced(self.spec.clone(), BATCH, &bound, &config).expect("a valid spec").expect("slices"),
-        };
+        let sliced = |most| Kernel::sliced(self.spec.clone(), BATCH, most, &bound, &config).expect("a valid spec").expect("slices");
+        let size = size.map(|size| size.next_multiple_of(sliced(size).slice_unit()));
+        let kernel = size.map_or_else(|| Kernel::new(self.spec.clone(), &bound, &config).expect("a valid spec"), sliced);
         let workspace = memory.reserve(kernel.workspace()).expect("memory");
         memory.elements_mut::<i32>(&workspace).fill(0x7fde_adbe);
         let whole: Vec<Region> = args.iter().map(|values| room(&mut memory, values)).collect();
@@ -78,7 +77,6 @@ impl Case {
         let sums = memory.reserve(kernel.sums()).expect("memory");
         memory.elements_mut::<i32>(&sums).fill(0x7fde_adbe);
         let mut results: Vec<Vec<u32>> = args.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect();
-        let size = size.next_multiple_of(kernel.slice_unit());
         for from in (0..self.bound).step_by(size as usize) {
             let slice = Slice { from, to: (from + size).min(self.bound), last: from + size >= self.bound };
             let here = |step: u64| (u64::from(from.min(n)) * step) as usize..(u64::from(slice.to.min(n)) * step) as usize;
@@ -300,7 +298,7 @@ fn what_mixes_examples_has_no_slices() {
     let spec = summed([batch(1), Size::fixed(50)].into_iter().collect(), &[50, 1], &[0, 0], 2);
     let config = Config { threads: 1, isa: Isa::Portable };
     let bound = Env([8; 8]);
-    assert!(Kernel::sliced(spec, BATCH, &bound, &config).expect("a valid spec").is_none());
+    assert!(Kernel::sliced(spec, BATCH, 2, &bound, &config).expect("a valid spec").is_none());
     // And what is the same for all examples is not part of one.
     let slicing = Slicing::of(&summed(dims(1, &[5]), &[5, 1], &[1, 0], 1), BATCH).expect("rows of examples");
     assert!(!slicing.folds && slicing.steps.iter().all(Option::is_some));

@@ -9,6 +9,7 @@ mod cuda;
 use slabwise_kernels::cpu::{self, Config, Fault, SpecError, Team};
 use slabwise_kernels::memory::{Memory, Region};
 use slabwise_kernels::size::Env;
+use slabwise_kernels::slice::Slice;
 use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
@@ -61,6 +62,15 @@ impl Kernel {
             Kernel::Cpu(kernel) => kernel.workspace(),
             #[cfg(feature = "cuda")]
             Kernel::Cuda(_, lowered) => slabwise_cuda::workspace_bytes(lowered),
+        }
+    }
+
+    /// The kernel as the CPU runs it, if it is one of its.
+    pub(crate) fn cpu(&self) -> Option<&cpu::Kernel> {
+        match self {
+            Kernel::Cpu(kernel) => Some(kernel),
+            #[cfg(feature = "cuda")]
+            Kernel::Cuda(..) => None,
         }
     }
 
@@ -256,12 +266,12 @@ impl Backend {
         }
     }
 
-    /// Runs one kernel of a program, or asks for it to be run.
+    /// Runs one kernel of a program, on all of a batch or on a slice of it, or asks for it to be run.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
         &mut self,
         loaded: Option<&Loaded>,
-        (step, kernel): (usize, &Kernel),
+        (step, kernel, slice): (usize, &Kernel, Option<Slice>),
         args: &[Region],
         workspace: &Region,
         env: &Env,
@@ -270,7 +280,10 @@ impl Backend {
         // Without other devices there is nothing that a kernel could be at odds with.
         let _ = step;
         match (self, kernel, loaded) {
-            (Backend::Cpu(memory), Kernel::Cpu(kernel), _) => Ok(kernel.run(memory, args, workspace, env, team)),
+            (Backend::Cpu(memory), Kernel::Cpu(kernel), _) => Ok(match slice {
+                Some(slice) => kernel.run_slice(memory, args, workspace, env, team, slice),
+                None => kernel.run(memory, args, workspace, env, team),
+            }),
             #[cfg(feature = "cuda")]
             (Backend::Cuda(gpu), Kernel::Cuda(spec, kernel), Some(loaded)) => {
                 gpu.launch(loaded, (step, spec, kernel), args, workspace, env).map(Ok)

@@ -30,6 +30,8 @@ pub struct CompileOptions {
     pub isa: Option<Isa>,
     /// How what has no size at compile time is planned, and where it lives.
     pub shapes: Shapes,
+    /// Run every kernel on the whole batch, even where a budget could be kept by running some on slices of it.
+    pub unsliced: bool,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after every kernel. Slow.
     pub check_memory: bool,
 }
@@ -67,7 +69,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     let beside = session.persistent_bytes_with(&graph)?;
     let room = session.budget.room(beside, offsets.height);
     if let Some(room) = room.filter(|&room| room < offsets.height) {
-        let fitted = within::within(&graph, (scheduled, offsets), room, &options.planner, &session.target(), guard)?;
+        let fitted = within::within(&graph, (scheduled, offsets), room, &options, &session.target(), guard)?;
         within::Fitted { scheduled, offsets, again } = fitted;
     }
     let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;

@@ -76,16 +76,16 @@ impl Session {
                 .places
                 .iter()
                 .map(|p| match *p {
-                    Place::Planned(b) => {
+                    Place::Planned(b) | Place::Slice(b, _) => {
                         let own = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| fed[i]);
-                        own.map_or_else(|| self.place(held[b]), Ok)
+                        own.map_or_else(|| self.place(held[b]), Ok).map(|region| p.part(region, env))
                     }
                     Place::Variable(v) => Ok(self.variables[v].region),
                     Place::Sizes => Ok(self.sizes()),
                 })
                 .collect();
             let workspace_region = self.place(Some(workspace))?;
-            let run = (at, &*step.kernel);
+            let run = (at, &*step.kernel, step.slice);
             let result = args.and_then(|args| self.memory.run(inner.loaded.as_ref(), run, &args, &workspace_region, env, &self.team));
             self.pool.free(&mut self.memory, workspace).map_err(lost)?;
             result?.map_err(|fault| inner.fault(at, fault))?;
@@ -159,7 +159,7 @@ fn lost(e: NotInUse) -> Error {
 fn with_next_uses(mut bill: Box<OutOfMemory>, inner: &Compiled, step: usize, held: &Held) -> Box<OutOfMemory> {
     for holder in &mut bill.holders {
         let Some(buffer) = held.iter().position(|h| *h == Some(holder.handle)) else { continue };
-        let uses = |p: &Place| matches!(p, Place::Planned(b) if *b == buffer);
+        let uses = |p: &Place| p.buffer() == Some(buffer);
         let next = inner.steps.iter().enumerate().skip(step).find(|(_, s)| s.places.iter().any(uses));
         holder.next_use = Some(match next {
             Some((at, s)) => format!("step {at} {}", s.name),

@@ -41,7 +41,7 @@ pub use error::{Error, Result};
 pub use fit::Fit;
 pub use memory::budget::Budget;
 pub use params::{Init, Param, Params, Scope};
-pub use plan::{Again, Persistent, Plan};
+pub use plan::{Again, InSlices, Persistent, Plan};
 pub use program::Program;
 pub use session::{RunStats, Session};
 pub use shape::{Dim, Shape};

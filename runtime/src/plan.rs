@@ -30,6 +30,25 @@ pub struct Again {
     pub once: u64,
     /// No slab is smaller than this, however often anything runs.
     pub floor: u64,
+    /// What runs on slices of the batch.
+    pub sliced: Option<InSlices>,
+}
+
+/// The kernels that a budget has run on slices of the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InSlices {
+    /// How many kernels do.
+    pub kernels: usize,
+    /// Into how many slices the batch is cut.
+    pub slices: u32,
+    /// Examples of every slice but the last.
+    pub examples: u32,
+}
+
+impl fmt::Display for InSlices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} kernels sliced {} × {} examples", self.kernels, self.slices, self.examples)
+    }
 }
 
 /// What was planned for a program.
@@ -222,9 +241,12 @@ impl fmt::Display for Plan {
         let reuse = o.without_reuse.saturating_sub(without_in_place);
         let in_place = without_in_place.saturating_sub(o.height);
         write!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;
-        if !self.again.tasks.is_empty() {
-            let saved = Bytes(self.again.once.saturating_sub(o.height));
-            write!(f, " · recompute {saved} ({}, +{:.1} % time)", self.again.tasks.len(), 100.0 * self.again.overhead)?;
+        let (saved, time) = (Bytes(self.again.once.saturating_sub(o.height)), format!("+{:.1} % time", 100.0 * self.again.overhead));
+        match self.again.sliced {
+            Some(slices) if self.again.tasks.is_empty() => write!(f, " · slices {saved} ({slices}, {time})")?,
+            Some(slices) => write!(f, " · slices and recompute {saved} ({slices}, {} again, {time})", self.again.tasks.len())?,
+            None if !self.again.tasks.is_empty() => write!(f, " · recompute {saved} ({}, {time})", self.again.tasks.len())?,
+            None => {}
         }
         writeln!(f)?;
         let (step, bytes) = slabwise_planner::peak(&self.dag, o);

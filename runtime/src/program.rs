@@ -6,7 +6,9 @@ mod ledger;
 use std::sync::{Arc, OnceLock};
 
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::slice::Slice;
 use slabwise_kernels::spec::Dims;
 
 use crate::backend::{Kernel, Loaded, Resources};
@@ -15,7 +17,7 @@ use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, Origin};
 use crate::memory::{Tag, TagId};
 use crate::ops::Op;
-use crate::passes::{Arg, Scheduled};
+use crate::passes::{Arg, Scheduled, Stretch};
 use crate::plan::Plan;
 use crate::shape::{Extent, Symbols};
 use crate::shapes::PerShape;
@@ -46,6 +48,8 @@ impl<const N: usize> Program<N> {
 pub(crate) enum Place {
     /// A planned buffer.
     Planned(usize),
+    /// A slice of the batch inside a planned buffer.
+    Slice(usize, Stretch),
     /// A variable of the session.
     Variable(usize),
     /// The sizes of the run.
@@ -57,12 +61,31 @@ pub(crate) struct Step {
     pub kernel: Arc<Kernel>,
     pub places: Vec<Place>,
     pub workspace: Planned,
+    /// The slice of the batch that it runs on, if it does not run on all of it.
+    pub slice: Option<Slice>,
     pub name: String,
     pub origin: Origin,
     /// Buffers whose last use this is.
     pub ends: Vec<usize>,
     /// Buffers whose first use this is.
     pub begins: Vec<usize>,
+}
+
+impl Place {
+    /// The planned buffer that the argument lies in.
+    pub fn buffer(&self) -> Option<usize> {
+        match self {
+            Place::Planned(b) | Place::Slice(b, _) => Some(*b),
+            Place::Variable(_) | Place::Sizes => None,
+        }
+    }
+
+    /// What the argument is of its buffer's region, in a run of these sizes.
+    pub fn part(&self, region: Region, sizes: &Env) -> Region {
+        let Place::Slice(_, stretch) = self else { return region };
+        let (from, bytes) = stretch.bytes(sizes, region.bytes);
+        region.part(from, bytes)
+    }
 }
 
 /// Bytes of the slab.
@@ -119,7 +142,7 @@ impl Compiled {
     /// Puts kernels and checked offsets together: a program exists only with a plan that the checker accepted.
     pub fn link(graph: &Graph, scheduled: Scheduled, variables: &[usize], plan: Plan, guard: u64, session: u64) -> Result<Self> {
         let offsets = plan.offsets();
-        let Scheduled { dag, tasks, kernels, nodes, .. } = &scheduled;
+        let Scheduled { dag, tasks, kernels, nodes, sliced, .. } = &scheduled;
         let buffers: Vec<PlannedBuffer> = nodes
             .iter()
             .enumerate()
@@ -129,8 +152,8 @@ impl Compiled {
                 PlannedBuffer {
                     place: Planned { offset: offsets.offsets[at], bytes },
                     used: dag.buffers[at].bytes - guard,
-                    dtype: node.dtype,
-                    dims: node.dims.clone(),
+                    dtype: sliced.as_ref().map_or(node.dtype, |sliced| sliced.dtype(at, node.dtype)),
+                    dims: sliced.as_ref().map_or_else(|| node.dims.clone(), |sliced| sliced.dims(at, &node.dims)),
                 }
             })
             .collect();
@@ -138,12 +161,16 @@ impl Compiled {
         for (step, &id) in offsets.order.iter().enumerate() {
             let task = id.index();
             let kernel = kernels[task].clone();
-            let place = |arg: &Arg| match arg {
-                Arg::Buffer(node) => scheduled.buffer_of(id, *node).map(|b| Place::Planned(b.index())),
+            let place = |(at, arg): (usize, &Arg)| match arg {
+                Arg::Buffer(node) => scheduled.buffer_of(id, *node).map(|b| match scheduled.stretch(id, at, b) {
+                    Some(stretch) => Place::Slice(b.index(), stretch),
+                    None => Place::Planned(b.index()),
+                }),
                 Arg::Variable(v) => Some(Place::Variable(variables[*v as usize])),
                 Arg::Sizes => Some(Place::Sizes),
             };
-            let places = tasks[task].args.iter().map(place).collect::<Option<_>>();
+            let sums = scheduled.sums_of(id).map(|b| Some(Place::Planned(b.index())));
+            let places = tasks[task].args.iter().enumerate().map(place).chain(sums).collect::<Option<_>>();
             let places = places.ok_or_else(|| Error::Internal("an argument has no buffer".into()))?;
             let at = |when: fn(&slabwise_planner::Lifetime) -> u64| -> Vec<usize> {
                 (0..buffers.len()).filter(|&b| when(&offsets.lifetimes[b]) as usize == step).collect()
@@ -152,6 +179,7 @@ impl Compiled {
                 workspace: Planned { offset: offsets.workspace_offsets[task], bytes: kernel.workspace() },
                 kernel,
                 places,
+                slice: sliced.as_ref().and_then(|sliced| sliced.tasks[task]),
                 name: dag.tasks[task].name.clone(),
                 origin: graph.origin(tasks[task].node).clone(),
                 ends: at(|l| l.end.saturating_sub(1)),

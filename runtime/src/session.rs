@@ -351,18 +351,18 @@ impl Session {
                 .places
                 .iter()
                 .map(|p| match *p {
-                    Place::Planned(b) => {
+                    Place::Planned(b) | Place::Slice(b, _) => {
                         let planned = inner.buffers[b].place;
                         peak = peak.max(planned.offset + planned.bytes);
                         let fed = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| regions[i]);
-                        fed.unwrap_or_else(|| place(planned))
+                        p.part(fed.unwrap_or_else(|| place(planned)), &env)
                     }
                     Place::Variable(v) => self.variables[v].region,
                     Place::Sizes => self.sizes,
                 })
                 .collect();
             let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
-            let done = self.memory.run(inner.loaded.as_ref(), (at, &step.kernel), &args, &workspace, &env, &self.team)?;
+            let done = self.memory.run(inner.loaded.as_ref(), (at, &step.kernel, step.slice), &args, &workspace, &env, &self.team)?;
             done.map_err(|fault| inner.fault(at, fault))?;
             if started.is_some() {
                 self.memory.settle()?;

@@ -133,10 +133,17 @@ impl Kernel {
         Ok(Kernel { spec, arguments, bound: *bound, threads: config.threads.max(1), body, slices: None })
     }
 
-    /// Prepares a spec to run on slices along `batch` with [`Kernel::run_slice`]; `None` if it cannot.
-    pub fn sliced(spec: Spec, batch: Symbol, bound: &Env, config: &Config) -> Result<Option<Kernel>, SpecError> {
+    /// Prepares a spec to run on slices of at most `most` examples along `batch` with [`Kernel::run_slice`]; `None` if it cannot.
+    pub fn sliced(spec: Spec, batch: Symbol, most: u32, bound: &Env, config: &Config) -> Result<Option<Kernel>, SpecError> {
         let Some(slicing) = Slicing::of(&spec, batch) else { return Ok(None) };
-        let kernel = Kernel::new(spec, bound, config)?;
+        // What decides how sums are split is the whole, which is what all loops and all sums over the batch are prepared for.
+        // Others need the workspace of a slice.
+        let mut own = *bound;
+        if !slicing.folds && !matches!(spec.body, Body::Loop) {
+            let examples = &mut own.0[usize::from(batch.0)];
+            *examples = (*examples).min(most);
+        }
+        let kernel = Kernel::new(spec, &own, config)?;
         let cut = match &kernel.body {
             _ if !slicing.folds => Some(CutOff { unit: 1, sums: 0 }),
             Prepared::Conv2d(k) => k.cut_off(&kernel.spec, bound),

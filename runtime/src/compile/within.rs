@@ -1,14 +1,16 @@
-//! A program within a budget: kernels run again, or taken apart first, whichever costs less.
+//! A program within a budget: kernels run again, or taken apart first, whichever costs less. Where neither is enough,
+//! kernels run on slices of the batch.
 
 use std::collections::BTreeSet;
 
-use slabwise_planner::{Dag, Options, Plan, Task, plan, plan_within};
+use slabwise_planner::{Dag, Plan, Task, plan, plan_within};
 
+use super::CompileOptions;
 use crate::backend::Target;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::passes::{Scheduled, schedule, unfuse};
-use crate::plan::Again;
+use crate::passes::{Scheduled, schedule, slices_within, time, unfuse};
+use crate::plan::{Again, InSlices};
 
 /// Kernels that touch more than the room divided by these are taken apart, to see whether that costs less than other ways.
 const PARTS: [u64; 2] = [1, 2];
@@ -24,10 +26,17 @@ pub(super) struct Fitted {
 }
 
 /// Fits a scheduled program, whose plan runs everything once, into `room` bytes. If nothing does, it is the smallest found.
-pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, options: &Options, target: &Target, guard: u64) -> Result<Fitted> {
+pub(super) fn within(
+    graph: &Graph,
+    all: (Scheduled, Plan),
+    room: u64,
+    compile: &CompileOptions,
+    target: &Target,
+    guard: u64,
+) -> Result<Fitted> {
     let internal = |e: String| Error::Internal(e);
-    let (once, base) = (all.1.height, cost(&all.0.dag));
-    let touched = touched(&all.0.dag);
+    let (once, base, options) = (all.1.height, time(&all.0.dag), &compile.planner);
+    let (whole, touched) = (all.0.clone(), touched(&all.0.dag));
     let mut candidates = vec![all];
     for parts in PARTS {
         let chosen: Vec<bool> = touched.iter().map(|&bytes| bytes > room / parts).collect();
@@ -48,7 +57,7 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, options: 
             again.tasks = repeated.again();
             scheduled = scheduled.repeated(repeated.into_inner());
         }
-        again.overhead = cost(&scheduled.dag) / base - 1.0;
+        again.overhead = time(&scheduled.dag) / base - 1.0;
         let fitted = Fitted { scheduled, offsets: found.plan, again };
         // Within the budget first, then cheaper, then smaller.
         let rank = |f: &Fitted| (f.offsets.height.max(room), f.again.overhead, f.offsets.height);
@@ -61,6 +70,16 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, options: 
     }
     let mut best = best.ok_or_else(|| internal("no plan".into()))?;
     best.again.floor = floor;
+    if best.offsets.height > room && !compile.unsliced {
+        let found = slices_within(graph, &whole, target, guard, room, options).map_err(internal)?;
+        if let Some(found) = found.filter(|found| found.plan.height < best.offsets.height) {
+            let sliced = found.scheduled.sliced.as_ref();
+            let sliced = sliced.map(|s| InSlices { kernels: s.kernels, slices: s.count, examples: s.examples });
+            let overhead = time(&found.scheduled.dag) / base - 1.0;
+            let again = Again { tasks: found.again, overhead, once, floor: floor.min(found.floor), sliced };
+            best = Fitted { scheduled: found.scheduled, offsets: found.plan, again };
+        }
+    }
     Ok(best)
 }
 
@@ -71,9 +90,4 @@ fn touched(dag: &Dag) -> Vec<u64> {
         buffers.iter().map(|b| dag.buffers[b.index()].occupied()).sum::<u64>() + task.workspace_occupied()
     };
     dag.tasks.iter().map(bytes).collect()
-}
-
-/// The time of all tasks, in the unit of [`slabwise_planner::Task::cost`].
-fn cost(dag: &Dag) -> f64 {
-    dag.tasks.iter().map(|task| task.cost as f64).sum::<f64>().max(1.0)
 }

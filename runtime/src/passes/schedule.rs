@@ -9,12 +9,14 @@ use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Repeated, R
 use super::cost::cost;
 use super::lower::{Arg, Task};
 use super::rerun::{assigned, kept, rerun};
+use super::slices::{Piece, Sliced};
 use crate::backend::{Kernel, Target};
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
 
 /// A program's tasks, prepared for the device, and the planner's problem.
+#[derive(Clone, Default)]
 pub struct Scheduled {
     /// What the planner sees; task i is `tasks[i]` run by `kernels[i]`.
     pub dag: Dag,
@@ -24,15 +26,18 @@ pub struct Scheduled {
     pub kernels: Vec<Arc<Kernel>>,
     /// The node of each buffer; a value computed twice has a buffer each time.
     pub nodes: Vec<NodeId>,
+    /// What of it runs on slices of the batch.
+    pub sliced: Option<Sliced>,
     /// What of a task runs again, where that is not all of it: the task and its kernel.
-    reruns: HashMap<TaskId, (Task, Arc<Kernel>)>,
+    pub(super) reruns: HashMap<TaskId, (Task, Arc<Kernel>)>,
 }
 
 impl Scheduled {
     /// The buffer of a node that a task reads or writes.
     pub fn buffer_of(&self, task: TaskId, node: NodeId) -> Option<BufferId> {
         let task = &self.dag.tasks[task.index()];
-        task.reads.iter().chain(&task.writes).copied().find(|b| self.nodes[b.index()] == node)
+        let sums = |b: &BufferId| self.sliced.as_ref().is_some_and(|s| matches!(s.buffers[b.index()], Piece::Sums(_)));
+        task.reads.iter().chain(&task.writes).copied().find(|b| self.nodes[b.index()] == node && !sums(b))
     }
 
     /// The same with some tasks run again, as the planner asks for.
@@ -44,8 +49,9 @@ impl Scheduled {
             leaner.cloned().unwrap_or_else(|| (self.tasks[task.index()].clone(), self.kernels[task.index()].clone()))
         };
         let (tasks, kernels) = (0..).zip(&task_of).map(of).unzip();
+        let sliced = self.sliced.as_ref().map(|sliced| sliced.repeated(&task_of, &buffer_of));
         let nodes = buffer_of.iter().map(|b| self.nodes[b.index()]).collect();
-        Scheduled { dag, tasks, kernels, nodes, reruns: HashMap::new() }
+        Scheduled { dag, tasks, kernels, nodes, sliced, reruns: HashMap::new() }
     }
 }
 
@@ -61,7 +67,7 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, target: &Target, guard: u64) ->
         Kernel::new(t.spec.clone(), &bounds, target, guarded).map(Arc::new).map_err(|e| format!("{}: {e}", t.name))
     };
     let kernels: Vec<Arc<Kernel>> = tasks.iter().map(prepare).collect::<Result<_, _>>()?;
-    let mut s = Scheduled { dag: Dag::new(), tasks: Vec::new(), kernels: Vec::new(), nodes: Vec::new(), reruns: HashMap::new() };
+    let mut s = Scheduled::default();
     let mut buffers: HashMap<NodeId, BufferId> = HashMap::new();
     for task in &tasks {
         for arg in &task.args {

@@ -55,9 +55,10 @@ impl Session {
             return Ok(true);
         }
         let place = |at: &Place| match *at {
-            Place::Planned(b) => {
+            Place::Planned(b) | Place::Slice(b, _) => {
                 let own = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| fed[i]);
-                own.unwrap_or_else(|| slab.part(inner.buffers[b].place.offset, inner.buffers[b].place.bytes))
+                let whole = own.unwrap_or_else(|| slab.part(inner.buffers[b].place.offset, inner.buffers[b].place.bytes));
+                at.part(whole, env)
             }
             Place::Variable(v) => self.variables[v].region,
             Place::Sizes => self.sizes,

@@ -9,7 +9,7 @@ use slabwise_planner::{BufferId, Holder};
 use super::Session;
 use crate::error::{Error, Result};
 use crate::feed::Feed;
-use crate::program::{Compiled, Place, Program};
+use crate::program::{Compiled, Program};
 
 /// What is written down of a run, while it runs.
 pub(super) struct Recording {
@@ -27,9 +27,9 @@ impl Recording {
             Handed { holder, offset: inside.then(|| region.offset - slab.offset), bytes: region.bytes }
         };
         let step = &inner.steps[at];
-        let planned = step.places.iter().zip(args).filter_map(|(place, region)| match place {
-            Place::Planned(b) => Some(seen(Holder::Buffer(BufferId(u32::try_from(*b).ok()?)), *region)),
-            Place::Variable(_) | Place::Sizes => None,
+        let planned = step.places.iter().zip(args).filter_map(|(place, region)| {
+            let buffer = u32::try_from(place.buffer()?).ok()?;
+            Some(seen(Holder::Buffer(BufferId(buffer)), *region))
         });
         let own = seen(Holder::Workspace(inner.plan.offsets().order[at]), workspace);
         let handed = planned.chain((workspace.bytes > 0).then_some(own)).collect();

@@ -11,6 +11,7 @@ use slabwise::prelude::F32;
 use slabwise::{Budget, Bytes, Device, Error, Params, Program, Result, Session, Trace};
 
 use crate::output::{Times, line, pairs};
+use crate::plan::of_batch;
 
 /// Steps are repeated for this long unless their number is given.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -136,7 +137,7 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
     let optimizer = args.optimizer.unwrap_or(model.optimizer());
     let mut session = open(args, params)?;
     let start = Instant::now();
-    let program = network.training(&mut session, args.batch, optimizer)?;
+    let program = of_batch(args.batch, |batch| network.training(&mut session, batch, optimizer))?;
     let compile_s = start.elapsed().as_secs_f64();
     let (images, labels) = model.batch(args.batch as usize, 1);
     let steps = repeat(&mut session, &program, (&images, &labels), args.steps)?;

@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
-use slabwise::{Budget, Bytes, Error, Params, Plan, Result, Session};
+use slabwise::{Budget, Bytes, Error, InSlices, Params, Plan, Result, Session};
 
 use crate::output::{line, table};
-use crate::plan::Args;
+use crate::plan::{Args, of_batch};
 
 /// Budgets between all that a step needs if nothing is computed twice, and the least that was found to be enough.
 const BUDGETS: u64 = 10;
@@ -19,6 +19,8 @@ struct Point {
     slab: u64,
     runs: usize,
     overhead: f64,
+    /// Slices of the batch, if kernels run on some.
+    slices: Option<InSlices>,
     again: String,
 }
 
@@ -28,13 +30,15 @@ pub fn run(args: &Args) -> Result<()> {
         std::fs::write(path, svg(args, &points)).map_err(|source| Error::Io { path: path.clone(), source })?;
     }
     if args.json {
-        let point =
-            |p: &Point| json!({ "budget_bytes": p.budget, "slab_bytes": p.slab, "again": p.runs, "overhead_pct": 100.0 * p.overhead });
+        let point = |p: &Point| {
+            let slices = p.slices.map_or(1, |s| s.slices);
+            json!({ "budget_bytes": p.budget, "slab_bytes": p.slab, "again": p.runs, "slices": slices, "overhead_pct": 100.0 * p.overhead })
+        };
         let report = json!({ "model": args.model.name(), "batch": args.batch, "frontier": points.iter().map(point).collect::<Value>() });
         return line(report);
     }
     line(format_args!("{} · batch {} · slab against time, as modelled", args.model, args.batch))?;
-    let mut rows = vec![["", "slab", "of all", "again", "time"].map(String::from).to_vec()];
+    let mut rows = vec![["", "slab", "of all", "again", "slices", "time"].map(String::from).to_vec()];
     let all = points[0].slab.max(1) as f64;
     for (at, p) in points.iter().enumerate() {
         let share = format!("{:.0} %", 100.0 * p.slab as f64 / all);
@@ -43,11 +47,12 @@ pub fn run(args: &Args) -> Result<()> {
             Bytes(p.slab).to_string(),
             share,
             p.runs.to_string(),
+            p.slices.map_or(String::new(), |s| format!("{} × {}", s.slices, s.examples)),
             format!("+{:.1} %", 100.0 * p.overhead),
         ]);
     }
     line(table(&rows))?;
-    let told = points.iter().enumerate().filter(|(_, p)| p.runs > 0);
+    let told = points.iter().enumerate().filter(|(_, p)| !p.again.is_empty());
     told.map(|(at, p)| (at + 1, &p.again)).try_for_each(|(at, again)| line(format_args!("{at}: {again}")))
 }
 
@@ -55,7 +60,8 @@ fn plan(args: &Args, budget: Budget) -> Result<Plan> {
     let params = Params::seeded(0);
     let network = args.model.build(&params);
     let session = Session::new(args.device, params)?.with_budget(budget);
-    network.plan_training(&session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))
+    let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
+    of_batch(args.batch, |batch| network.plan_training(&session, batch, optimizer))
 }
 
 /// From the largest slab to the smallest; a budget that nothing was found for is left out.
@@ -73,6 +79,7 @@ fn points(args: &Args) -> Result<Vec<Point>> {
             slab: plan.slab_bytes(),
             runs: plan.again().tasks.len(),
             overhead: plan.again().overhead,
+            slices: plan.again().sliced,
             again: told(&plan),
         };
         match plan(args, Budget::Fraction(budget as f64 / all.max(1) as f64)).map(point) {
@@ -85,12 +92,12 @@ fn points(args: &Args) -> Result<Vec<Point>> {
     Ok(points)
 }
 
-/// The largest of what is computed again, and for whom.
+/// What runs on slices, and the largest of what is computed again, and for whom.
 fn told(plan: &Plan) -> String {
     let mut again = plan.computed_again();
     again.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
-    let mut text: Vec<String> =
-        again.iter().take(NAMED).map(|(name, bytes, reader)| format!("{name}, {bytes} not kept for {reader}")).collect();
+    let named = again.iter().take(NAMED).map(|(name, bytes, reader)| format!("{name}, {bytes} not kept for {reader}"));
+    let mut text: Vec<String> = plan.again().sliced.map(|slices| slices.to_string()).into_iter().chain(named).collect();
     if again.len() > NAMED {
         text.push(format!("{} more", again.len() - NAMED));
     }
@@ -121,7 +128,8 @@ fn svg(args: &Args, points: &[Point]) -> String {
     let path: Vec<String> = points.iter().map(|p| format!("{:.1},{:.1}", x(p.slab), y(p.overhead))).collect();
     let _ = writeln!(out, "<polyline points=\"{}\" fill=\"none\" stroke=\"#5b93bf\" stroke-width=\"2\"/>", path.join(" "));
     for p in points {
-        let tip = format!("{} · {} kernels again · +{:.1} % time", Bytes(p.slab), p.runs, 100.0 * p.overhead);
+        let slices = p.slices.map_or(String::new(), |slices| format!(" · {slices}"));
+        let tip = format!("{} · {} kernels again{slices} · +{:.1} % time", Bytes(p.slab), p.runs, 100.0 * p.overhead);
         let _ = writeln!(
             out,
             "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"#5b93bf\"><title>{tip}</title></circle>",

@@ -6,6 +6,7 @@ use serde_json::json;
 use slabwise::diff::PlanFile;
 use slabwise::memory::export::{ExportError, Ledger, heap_profile, snapshot_json, snapshot_pickle, trace_events_json};
 use slabwise::models::{Model, OptimizerKind};
+use slabwise::shape::Dim;
 use slabwise::{Budget, Bytes, Device, Error, Params, Plan, Resources, Result, Run, Session};
 
 use crate::frontier;
@@ -58,6 +59,14 @@ pub struct Args {
     pub json: bool,
 }
 
+/// Makes a program of a fixed batch, or where a budget refuses that of one that has a name, which may run in slices.
+pub fn of_batch<T>(batch: u32, mut make: impl FnMut(Dim) -> Result<T>) -> Result<T> {
+    match make(batch.into()) {
+        Err(Error::Budget { .. }) => make(Dim::bounded("batch", batch)),
+        made => made,
+    }
+}
+
 pub fn run(args: &Args) -> Result<()> {
     if args.frontier {
         return frontier::run(args);
@@ -65,7 +74,8 @@ pub fn run(args: &Args) -> Result<()> {
     let params = Params::seeded(0);
     let network = args.model.build(&params);
     let session = Session::new(args.device, params)?.with_budget(args.budget);
-    let plan = network.plan_training(&session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
+    let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
+    let plan = of_batch(args.batch, |batch| network.plan_training(&session, batch, optimizer))?;
     if let Some(path) = &args.svg {
         plan.write_svg(path)?;
     }
@@ -145,7 +155,8 @@ fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
         let params = Params::seeded(0);
         let network = args.model.build(&params);
         let mut session = Session::new(args.device, params)?.with_budget(args.budget);
-        let program = network.training(&mut session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
+        let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
+        let program = of_batch(args.batch, |batch| network.training(&mut session, batch, optimizer))?;
         let (examples, labels) = args.model.batch(args.batch as usize, 1);
         let run = session.record(&program, (&examples, &labels))?;
         let peak = slabwise_planner::peak(program.plan().dag(), program.plan().offsets()).0;

@@ -1,0 +1,207 @@
+//! Where one kernel alone needs more than the budget, kernels run on slices of the batch: below what any order or repeating
+//! could keep to, with the same bits.
+
+use ndarray::{Array1, ArrayD, Axis, IxDyn, Slice};
+use slabwise::models::{Examples, Model, OptimizerKind, noise};
+use slabwise::nn::{BatchNorm2d, Conv2d, Linear};
+use slabwise::optim::{Adam, Sgd};
+use slabwise::prelude::*;
+use slabwise::{CompileOptions, Error};
+
+/// What training leaves behind.
+struct Trained {
+    losses: Vec<u32>,
+    weights: Vec<(String, Vec<u32>)>,
+    session: Session,
+    program: Program<1>,
+}
+
+impl Trained {
+    fn of(mut session: Session, program: Program<1>, feeds: &[(ArrayD<f32>, ArrayD<i32>)]) -> Trained {
+        let losses = feeds.iter().map(|feed| session.run(&program, (&feed.0, &feed.1)).expect("a step")[0].item().to_bits()).collect();
+        let bits = |name: &str| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect();
+        let weights = session.names().map(|name| (name.to_string(), bits(name))).collect();
+        Trained { losses, weights, session, program }
+    }
+
+    fn assert_same(&self, other: &Trained, what: &str) {
+        assert_eq!(self.losses, other.losses, "{what}: losses");
+        for ((name, a), (_, b)) in self.weights.iter().zip(&other.weights) {
+            assert!(a == b, "{what}: {name} differs\n{}", self.program.plan());
+        }
+    }
+}
+
+fn session(params: Params, budget: Budget, threads: usize) -> Session {
+    Session::new(Device::Cpu, params).expect("a session").with_threads(threads).with_budget(budget)
+}
+
+const BATCH: u32 = 32;
+
+/// Steps on whole batches and, between them, on smaller ones.
+fn cnn(budget: Budget, threads: usize, options: CompileOptions) -> Result<Trained> {
+    let params = Params::seeded(5);
+    let network = Model::Cnn.build(&params);
+    let mut session = session(params, budget, threads).with_options(options);
+    let program = network.training(&mut session, Dim::bounded("batch", BATCH), OptimizerKind::Adam)?;
+    let feeds: Vec<_> = [BATCH, 19, 1, BATCH]
+        .into_iter()
+        .map(|n| {
+            let (Examples::Images(images), labels) = Model::Cnn.batch(BATCH as usize, u64::from(n)) else { panic!("images") };
+            let first = |n: u32| Slice::from(..n as usize);
+            (images.slice_axis(Axis(0), first(n)).to_owned(), labels.slice_axis(Axis(0), first(n)).to_owned())
+        })
+        .collect();
+    Ok(Trained::of(session, program, &feeds))
+}
+
+#[test]
+fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
+    let all = cnn(Budget::Unlimited, 2, CompileOptions::default()).expect("it compiles");
+    let once = all.program.plan().slab_bytes();
+    assert!(all.program.plan().again().sliced.is_none() && all.losses[0] != all.losses[3]);
+    for threads in [1, 2] {
+        let half = cnn(Budget::Fraction(0.5), threads, CompileOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+        let plan = half.program.plan();
+        let slices = plan.again().sliced.expect("slices");
+        assert!(slices.slices > 1 && slices.kernels > 4 && slices.examples < BATCH, "{plan}");
+        assert!(plan.to_string().contains(&slices.to_string()) && plan.again().overhead >= 0.0, "{plan}");
+        // The planned peak is the measured one, and keeps to the budget.
+        assert!(plan.slab_bytes() <= once / 2 && half.session.slab_bytes() <= once / 2, "{plan}");
+        assert_eq!(half.session.last_run().peak_slab_bytes, plan.slab_bytes());
+        half.assert_same(&all, &format!("{threads} threads"));
+    }
+    // Without slices there is no such plan.
+    let unsliced = cnn(Budget::Fraction(0.5), 2, CompileOptions { unsliced: true, ..CompileOptions::default() });
+    let Some(Error::Budget { budget, needed, floor, .. }) = unsliced.err() else { panic!("too small") };
+    assert!(budget < floor && floor <= needed, "{budget} {floor} {needed}");
+    // Nor one of any slices in next to nothing.
+    let Some(Error::Budget { budget, needed, floor, .. }) = cnn(Budget::Fraction(0.05), 2, CompileOptions::default()).err() else {
+        panic!("too small")
+    };
+    assert!(budget < floor && floor <= needed, "{budget} {floor} {needed}");
+}
+
+/// A network that `seed` draws, from images to a dense head.
+struct Random {
+    seed: usize,
+    layers: Vec<Conv2d>,
+    norm: BatchNorm2d,
+    head: Linear,
+}
+
+const SIDE: usize = 16;
+
+impl Random {
+    fn new(seed: usize, params: &Params) -> Random {
+        let (at, channels) = (params.root(), 4 + seed % 3 * 2);
+        let mut layers = vec![Conv2d::new(&at / "c0", 2, channels, 3).padding(1)];
+        layers.extend((1..3 + seed % 2).map(|i| {
+            let layer = Conv2d::new(&at / format!("c{i}").as_str(), channels, channels, 3).padding(1);
+            // Some with groups, some with a group for each channel.
+            match (seed + i) % 3 {
+                0 => layer.groups(channels),
+                1 => layer.groups(2),
+                _ => layer,
+            }
+        }));
+        let pools = (0..layers.len()).filter(|&i| Random::behind(seed, i).is_multiple_of(4)).count();
+        let head = Linear::new(&at / "head", channels * (SIDE >> pools).pow(2), 7);
+        Random { seed, layers, norm: BatchNorm2d::new(&at / "norm", channels), head }
+    }
+
+    fn behind(seed: usize, layer: usize) -> usize {
+        (seed * 31 + layer * layer * 7 + layer) % 6
+    }
+
+    fn logits<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let mut h = x;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let before = h;
+            h = h.apply(layer);
+            h = match Random::behind(self.seed, i) {
+                0 => h.relu().max_pool2d(2),
+                1 => h.tanh().dropout(0.3),
+                2 if i > 0 => h.relu() + before,
+                3 => h.apply(&self.norm).relu(),
+                4 => h.silu().avg_pool2d(2),
+                _ => h.relu(),
+            };
+        }
+        h.flatten(1).dropout(0.1).apply(&self.head)
+    }
+}
+
+fn train(seed: usize, budget: Budget, check_memory: bool) -> Result<Trained> {
+    let params = Params::seeded(seed as u64);
+    let network = Random::new(seed, &params);
+    let options = CompileOptions { check_memory, ..CompileOptions::default() };
+    let mut session = session(params, budget, 1 + seed % 2).with_options(options);
+    let trace = Trace::training();
+    let (batch, most) = (Dim::bounded("batch", 12), 12);
+    let (x, labels) = (trace.input("x", F32, (batch, 2, SIDE, SIDE)), trace.input("labels", I32, (batch,)));
+    let loss = network.logits(x).cross_entropy(labels);
+    if seed.is_multiple_of(2) {
+        trace.minimize(loss, Adam::new(1e-2))
+    } else {
+        trace.minimize(loss, Sgd::new(0.1).momentum(0.9))
+    }
+    let program = session.compile(&trace, [loss])?;
+    let mut noise = noise(seed as u64);
+    let feeds: Vec<_> = [most, 5, 1]
+        .into_iter()
+        .map(|n| {
+            let x = ArrayD::from_shape_simple_fn(IxDyn(&[n, 2, SIDE, SIDE]), &mut noise);
+            (x, Array1::from_shape_fn(n, |i| (i % 7) as i32).into_dyn())
+        })
+        .collect();
+    Ok(Trained::of(session, program, &feeds))
+}
+
+/// Masks are drawn by position in the batch, statistics of the batch are of all of it, and every sum is added up in one order.
+#[test]
+fn random_networks_train_to_the_same_bits_in_slices() {
+    let (mut sliced, mut again) = (0, 0);
+    for seed in 0..9 {
+        let all = train(seed, Budget::Unlimited, false).expect("it compiles");
+        for percent in [60, 40, 25] {
+            let within = match train(seed, Budget::Fraction(f64::from(percent) / 100.0), percent == 40) {
+                Ok(within) => within,
+                Err(Error::Budget { budget, needed, .. }) => {
+                    assert!(budget < needed, "{budget} {needed}");
+                    continue;
+                }
+                Err(other) => panic!("{other}"),
+            };
+            let plan = within.program.plan();
+            assert!(percent == 40 || plan.slab_bytes() * 100 <= all.program.plan().slab_bytes() * percent as u64, "{plan}");
+            assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
+            within.assert_same(&all, &format!("network {seed} within {percent} %"));
+            sliced += usize::from(plan.again().sliced.is_some());
+            again += usize::from(plan.again().sliced.is_some() && !plan.again().tasks.is_empty());
+        }
+    }
+    assert!(sliced >= 8, "{sliced} programs in slices, {again} of them with slices that run again");
+}
+
+/// The comparison mode takes slices' buffers from the pool, and inputs that stay on the device are read slice by slice.
+#[test]
+fn slices_run_from_the_pool_and_on_resident_inputs() {
+    let (images, labels) = Model::Cnn.batch(9, 3);
+    let Examples::Images(images) = images else { panic!("images") };
+    let mut losses = Vec::new();
+    for (budget, dynamic) in [(Budget::Unlimited, false), (Budget::Fraction(0.5), true), (Budget::Fraction(0.5), false)] {
+        let params = Params::seeded(5);
+        let network = Model::Cnn.build(&params);
+        let mut session = session(params, budget, 2);
+        let program = network.training(&mut session, Dim::bounded("batch", 16), OptimizerKind::Sgd).expect("it fits");
+        assert_eq!(program.plan().again().sliced.is_some(), budget != Budget::Unlimited);
+        let (x, y) = (session.upload("images", &images).expect("room"), session.upload("labels", &labels).expect("room"));
+        let run = |session: &mut Session| {
+            let loss = if dynamic { session.run_dynamic(&program, (&x, &y)) } else { session.run(&program, (&x, &y)) };
+            loss.expect("a step")[0].item().to_bits()
+        };
+        losses.push([run(&mut session), run(&mut session)]);
+    }
+    assert!(losses[0][0] != losses[0][1] && losses.iter().all(|l| *l == losses[0]), "{losses:?}");
+}
