@@ -25,7 +25,7 @@ const FLOORS: &[&[&str]] = &[
     &["graph"],
     &["passes", "reference"],
     &["nn", "optim", "tensor", "trace"],
-    &["buffer", "checkpoint", "checks", "compile", "dynamic", "feed", "fit", "init", "plan", "program", "session", "shapes"],
+    &["buffer", "checkpoint", "checks", "compile", "dynamic", "feed", "fit", "found", "init", "plan", "program", "session", "shapes"],
     &["models"],
 ];
 

@@ -2,13 +2,13 @@
 
 mod measure;
 mod shared;
+mod values;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use half::{bf16, f16};
 use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
@@ -22,6 +22,7 @@ use crate::compile::{CompileOptions, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
+use crate::found::Found;
 use crate::graph::{Graph, VariableInfo};
 use crate::memory::budget::{Allowance, Budget};
 use crate::memory::{Handle, MemoryConfig, Pool};
@@ -41,8 +42,13 @@ pub(crate) struct Variable {
 /// What a run used, measured from the addresses its kernels were given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunStats {
-    /// One past the highest byte of the slab that was handed to a kernel, staged as input or read as output.
+    /// One past the highest byte of the slab that was handed to a kernel, staged as input or read as output, holes lent to values
+    /// of unplanned size aside.
     pub peak_slab_bytes: u64,
+    /// The most bytes of the slab's holes that were lent at once to values of a size that the run found.
+    pub lent_bytes: u64,
+    /// The most bytes of the pool that such values took at once.
+    pub pool_bytes: u64,
 }
 
 struct Slot {
@@ -61,6 +67,7 @@ pub struct Session {
     pub(crate) options: CompileOptions,
     pub(crate) pool: Pool,
     pub(crate) dynamic: Vec<Option<Handle>>,
+    pub(crate) found: Found,
     by_name: HashMap<Arc<str>, usize>,
     counters: Vec<shared::SharedCounter>,
     slab: Option<Region>,
@@ -101,6 +108,7 @@ impl Session {
             options: CompileOptions::default(),
             pool: crate::dynamic::open_pool(&MemoryConfig::default())?,
             dynamic: Vec::new(),
+            found: Found::default(),
             by_name: HashMap::new(),
             counters: Vec::new(),
             slab: None,
@@ -307,7 +315,8 @@ impl Session {
     /// range) run before any weight is written.
     pub fn run<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
         let inner = &*self.planned_for(program, &feed)?;
-        let env = self.begin(inner, &feed)?;
+        let mut env = self.begin(inner, &feed)?;
+        self.begin_found(inner)?;
         let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
         let place = |p: Planned| slab.part(p.offset, p.bytes);
         let regions: SmallVec<[Option<Region>; 8]> = self.stage(inner, &feed, &mut |buffer| place(inner.buffers[buffer].place))?;
@@ -316,24 +325,28 @@ impl Session {
             crate::checks::begin(self, inner, slab);
         }
         for (at, step) in inner.steps.iter().enumerate() {
+            self.make_room(inner, at, &env, slab)?;
             let workspace = place(step.workspace);
             peak = peak.max(step.workspace.offset + step.workspace.bytes);
             let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
                 .places
                 .iter()
                 .map(|p| match *p {
+                    Place::Planned(b) if inner.buffers[b].found => self.found_region(b, slab),
                     Place::Planned(b) => {
                         let planned = inner.buffers[b].place;
                         peak = peak.max(planned.offset + planned.bytes);
                         let fed = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| regions[i]);
-                        fed.unwrap_or_else(|| place(planned))
+                        Ok(fed.unwrap_or_else(|| place(planned)))
                     }
-                    Place::Variable(v) => self.variables[v].region,
-                    Place::Sizes => self.sizes,
+                    Place::Variable(v) => Ok(self.variables[v].region),
+                    Place::Sizes => Ok(self.sizes),
                 })
-                .collect();
+                .collect::<Result<_>>()?;
             let started = self.profile.as_ref().map(|_| Instant::now());
             step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+            self.bind_length(inner, at, args.first(), &mut env);
+            self.end_found(inner, at)?;
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
                 profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
@@ -341,9 +354,18 @@ impl Session {
                 crate::checks::after(self, inner, slab, at)?;
             }
         }
-        self.stats = RunStats { peak_slab_bytes: peak };
+        let (lent_bytes, pool_bytes) = self.found.most();
+        self.stats = RunStats { peak_slab_bytes: peak, lent_bytes, pool_bytes };
+        if pool_bytes > 0 {
+            self.pool.end_step(&mut self.memory);
+        }
         let buffers: [Option<Buffer>; N] = self.give_donated(inner, &feed, &env, &mut |b| place(inner.buffers[b].place))?;
-        Ok(std::array::from_fn(|i| self.output(inner, i, place(inner.buffers[inner.outputs[i]].place), &env, buffers[i].clone())))
+        let at = |b: usize| if inner.buffers[b].found { self.found_region(b, slab) } else { Ok(place(inner.buffers[b].place)) };
+        let mut regions = [Region::default(); N];
+        for (region, &b) in regions.iter_mut().zip(&inner.outputs) {
+            *region = at(b)?;
+        }
+        Ok(std::array::from_fn(|i| self.output(inner, i, regions[i], &env, buffers[i].clone())))
     }
 
     pub(crate) fn output(&self, inner: &Compiled, i: usize, region: Region, env: &Env, buffer: Option<Buffer>) -> Output<'_> {
@@ -515,61 +537,8 @@ impl Session {
         Ok(given)
     }
 
-    /// The elements of a weight or state, by name.
-    pub fn value(&self, name: &str) -> Result<ndarray::ArrayD<f32>> {
-        let variable = self.find(name)?;
-        let lengths: Vec<usize> = variable.info.dims.iter().map(|d| d.usize_at(&Env::default())).collect();
-        let values: Vec<f32> = match variable.info.dtype {
-            DType::F32 => self.memory.elements::<f32>(&variable.region).to_vec(),
-            DType::F16 => self.memory.elements::<f16>(&variable.region).iter().map(|h| h.to_f32()).collect(),
-            DType::BF16 => self.memory.elements::<bf16>(&variable.region).iter().map(|h| h.to_f32()).collect(),
-            DType::I32 => self.memory.elements::<i32>(&variable.region).iter().map(|&i| i as f32).collect(),
-            DType::U8 | DType::Bool => self.memory.bytes(&variable.region).iter().map(|&b| f32::from(b)).collect(),
-        };
-        ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&lengths), values).map_err(|e| Error::Internal(e.to_string()))
-    }
-
-    /// Changes a weight or state between runs; nothing is compiled anew. The array has the variable's shape.
-    pub fn set_value<S, D>(&mut self, name: &str, array: &ndarray::ArrayBase<S, D, f32>) -> Result<()>
-    where
-        S: ndarray::Data<Elem = f32>,
-        D: ndarray::Dimension,
-    {
-        let variable = self.find(name)?;
-        let (region, dtype) = (variable.region, variable.info.dtype);
-        let expected: Vec<usize> = variable.info.dims.iter().map(|d| d.usize_at(&Env::default())).collect();
-        if array.shape() != expected {
-            return Err(Error::Value(format!("\"{name}\" is {expected:?}, the array is {:?}", array.shape())));
-        }
-        match dtype {
-            DType::F32 => self.memory.elements_mut::<f32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v),
-            DType::F16 => self.memory.elements_mut::<f16>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = f16::from_f32(*v)),
-            DType::BF16 => self.memory.elements_mut::<bf16>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = bf16::from_f32(*v)),
-            DType::I32 => self.memory.elements_mut::<i32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as i32),
-            DType::U8 => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as u8),
-            DType::Bool => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = u8::from(*v != 0.0)),
-        }
-        Ok(())
-    }
-
-    /// Names of all weights and state, in the order they were declared.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.variables.iter().map(|v| &*v.info.name)
-    }
-
     pub(crate) fn sizes(&self) -> Region {
         self.sizes
-    }
-
-    fn find(&self, name: &str) -> Result<&Variable> {
-        self.by_name.get(name).map(|&at| &self.variables[at]).ok_or_else(|| {
-            let known: Vec<&str> = self.names().take(12).collect();
-            Error::Value(format!(
-                "there is no weight or state \"{name}\"; there are {} of them: {} …",
-                self.variables.len(),
-                known.join(", ")
-            ))
-        })
     }
 }
 

@@ -9,6 +9,7 @@ mod lower;
 mod remake;
 mod schedule;
 pub mod simplify;
+mod stages;
 mod update;
 
 pub use fuse::{Cluster, Clusters, Fuse, fuse};

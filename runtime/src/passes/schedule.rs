@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use slabwise_kernels::cpu::{Config, Kernel};
+use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Access, Body};
 use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Repeated, TaskId};
 
@@ -70,9 +71,11 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) ->
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         // What fails a run or changes weights and state does so once.
         let mut repeatable = !matches!(task.spec.body, Body::CheckIndex(_));
+        let pooled = |id: &NodeId| graph.symbols.any_found(&graph.node(*id).dims);
         for (arg, (_, _, access)) in task.args.iter().zip(task.spec.arguments()) {
             repeatable &= !matches!(arg, Arg::Variable(_)) || access == Access::Read;
             let Arg::Buffer(id) = arg else { continue };
+            repeatable &= !pooled(id);
             let list = if access == Access::Read { &mut reads } else { &mut writes };
             let buffer = buffers[id];
             if !list.contains(&buffer) {
@@ -85,7 +88,7 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) ->
         planned.cost = cost(&task.spec, &bounds);
         planned.repeatable = repeatable;
         let id = s.dag.add_task(planned);
-        let pairs = task.in_place.iter().map(|(from, to)| (buffers[from], buffers[to]));
+        let pairs = task.in_place.iter().filter(|(from, to)| !pooled(from) && !pooled(to)).map(|(from, to)| (buffers[from], buffers[to]));
         for (from, to) in pairs.collect::<Vec<_>>() {
             let (a, b) = (&s.dag.buffers[from.index()], &s.dag.buffers[to.index()]);
             if !a.live_out && b.bytes <= a.bytes {
@@ -109,7 +112,10 @@ fn buffer(graph: &Graph, id: NodeId, guard: u64) -> Result<Buffer, String> {
         Phase::Forward | Phase::Again => Kind::Activation,
         Phase::Backward | Phase::Update => Kind::Gradient,
     };
-    let bytes = elements(&node.dims)
+    // What a run finds the size of has no bytes of the slab: the pool gives it some.
+    let size = if graph.symbols.any_found(&node.dims) { Some(Size::ZERO) } else { elements(&node.dims) };
+    let guard = if size == Some(Size::ZERO) { 0 } else { guard };
+    let bytes = size
         .and_then(|n| n.checked_at(&graph.symbols.bounds()))
         .and_then(|n| u64::try_from(n).ok())
         .and_then(|n| n.checked_mul(node.dtype.bytes() as u64))

@@ -25,5 +25,6 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::Conv2d(_) => Err(SpecError("convolutions have no CUDA source".into())),
         Body::Pool2d(_) | Body::Pool2dGrad(_) => Err(SpecError("pooling has no CUDA source".into())),
         Body::Gather(_) | Body::ScatterAdd(_) | Body::CheckIndex(_) => Err(SpecError("indexing has no CUDA source".into())),
+        Body::Compact(_) | Body::Sort(_) | Body::Suppress(_) => Err(SpecError("choosing by value has no CUDA source".into())),
     }
 }
