@@ -14,7 +14,7 @@ const LINES_MAX: usize = 600;
 const LONGER: &[(&str, usize)] = &[];
 
 /// Where the word may stand besides the crate of kernels: a global allocator cannot be written without it.
-const ALLOCATOR: &str = "tests/steady_state.rs";
+const ALLOCATOR: &str = "tests/support/allocator.rs";
 
 /// The floors of the runtime, lowest first: a module imports from floors below its own, and from its own floor.
 const FLOORS: &[&[&str]] = &[
@@ -25,7 +25,22 @@ const FLOORS: &[&[&str]] = &[
     &["graph"],
     &["passes", "reference"],
     &["nn", "optim", "tensor", "trace"],
-    &["buffer", "checkpoint", "checks", "compile", "dynamic", "feed", "fit", "found", "init", "plan", "program", "session", "shapes"],
+    &[
+        "buffer",
+        "checkpoint",
+        "checks",
+        "compile",
+        "diff",
+        "dynamic",
+        "feed",
+        "fit",
+        "found",
+        "init",
+        "plan",
+        "program",
+        "session",
+        "shapes",
+    ],
     &["models"],
 ];
 

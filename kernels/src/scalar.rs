@@ -383,7 +383,7 @@ scalar_ops! {
     /// The smallest integer ≥ x
     Ceil "ceil" Float(x) { f32: x.ceil(), "ceilf({x})"; } grad none;
     /// The nearest integer, halves to even
-Round "round" Float(x) { f32: x.round_ties_even(), "rintf({x})"; } grad none;
+    Round "round" Float(x) { f32: x.round_ties_even(), "rintf({x})"; } grad none;
     /// The nearest number that an IEEE half can hold, halves to even; its derivative is that of what it rounds
     RoundF16 "round_f16" Float(x) { f32: half::f16::from_f32(x).to_f32(), "widen(narrow_f16({x}))"; } grad [1.0];
     /// The nearest number that a bfloat16 can hold, halves to even; its derivative is that of what it rounds

@@ -41,7 +41,7 @@ mod reuse;
 
 pub use bytes::{Bytes, BytesError};
 pub use check::{Checked, RepeatViolation, Violation, check, check_repeats, check_within};
-pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Task, TaskId};
+pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Rerun, Task, TaskId};
 pub use liveness::Lifetime;
 pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};
 pub use plan::{Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place};

@@ -7,6 +7,8 @@ mod checks;
 mod compile;
 pub mod data;
 mod device;
+#[cfg(feature = "profiles")]
+pub mod diff;
 mod dynamic;
 pub mod error;
 pub mod feed;
@@ -46,6 +48,7 @@ pub use shapes::{PlanCounts, Ranges, Shapes};
 pub use slabwise_kernels::dtype::DType;
 pub use slabwise_kernels::spec::Window;
 pub use slabwise_planner::Bytes;
+pub use slabwise_planner::report::{Handed, Run, RunStep};
 pub use tensor::{AxisSet, Mask, Operand, Tensor, Tiles};
 pub use trace::{State, Trace};
 

@@ -1,5 +1,8 @@
 //! A compiled program: kernels in the order of a checked plan, and where their arguments lie.
 
+#[cfg(feature = "profiles")]
+mod ledger;
+
 use std::sync::{Arc, OnceLock};
 
 use slabwise_kernels::cpu::{Fault, Kernel};
@@ -126,7 +129,7 @@ impl Compiled {
         session: u64,
     ) -> Result<Self> {
         let offsets = plan.offsets();
-        let Scheduled { dag, tasks, kernels, nodes } = &scheduled;
+        let Scheduled { dag, tasks, kernels, nodes, .. } = &scheduled;
         let buffers: Vec<PlannedBuffer> = nodes
             .iter()
             .enumerate()

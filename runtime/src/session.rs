@@ -76,6 +76,7 @@ pub struct Session {
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
+    recording: Option<measure::Recording>,
 }
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -117,6 +118,7 @@ impl Session {
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
+            recording: None,
         })
     }
 
@@ -343,9 +345,12 @@ impl Session {
                     Place::Sizes => Ok(self.sizes),
                 })
                 .collect::<Result<_>>()?;
-            let started = self.profile.as_ref().map(|_| Instant::now());
+            let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
             step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
             self.bind_length(inner, at, args.first(), &mut env);
+            if let (Some(started), Some(recording)) = (started, &mut self.recording) {
+                recording.note(inner, at, &args, workspace, slab, started);
+            }
             self.end_found(inner, at)?;
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
                 profile[at] = profile[at].min(started.elapsed().as_secs_f64());

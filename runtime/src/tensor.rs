@@ -88,6 +88,22 @@ impl<'t> Tensor<'t> {
         self.trace.segment(|| segment(self))
     }
 
+    /// This tensor, kept from when it is made until its last use: neither a budget nor a checkpointed segment has it made again,
+    /// nor does the way back make it anew where that would be cheap. For a value that costs more than its operations tell.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # let trace = Trace::training();
+    /// # let x = trace.input("x", F32, (2, 3));
+    /// let y = x.exp().keep().tanh();
+    /// ```
+    pub fn keep(self) -> Tensor<'t> {
+        if !self.is_poisoned() {
+            self.trace.keep(self.id);
+        }
+        self
+    }
+
     pub(crate) fn is_poisoned(self) -> bool {
         self.id == POISON
     }

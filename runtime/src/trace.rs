@@ -384,6 +384,11 @@ impl Trace {
         result
     }
 
+    /// See [`Tensor::keep`].
+    pub(crate) fn keep(&self, id: NodeId) {
+        self.building.borrow_mut().graph.keep(id);
+    }
+
     /// Looks at the graph.
     pub(crate) fn with_graph<R>(&self, look: impl FnOnce(&Graph) -> R) -> R {
         look(&self.building.borrow().graph)

@@ -193,6 +193,25 @@ pub fn compile_object(functions: &[Function], check: Check) -> Result<PathBuf, E
     Ok(object)
 }
 
+/// The folder in which a driver without a device looks for emulated functions.
+pub const FOLDER_VARIABLE: &str = "SLABWISE_EMULATED";
+
+/// Compiles functions and leaves word of them where a driver without a device finds them: in the folder that
+/// [`FOLDER_VARIABLE`] names, a file of each function's name that holds the path of its object. Nothing without the variable.
+///
+/// # Errors
+/// If the source is not what g++ takes.
+pub fn publish(functions: &[Function]) -> Result<(), EmulatorError> {
+    let Some(folder) = env::var_os(FOLDER_VARIABLE).map(PathBuf::from) else { return Ok(()) };
+    let unknown = |f: &&Function| !folder.join(&f.name).exists();
+    let fresh: Vec<Function> = functions.iter().filter(unknown).cloned().collect();
+    if fresh.is_empty() {
+        return Ok(());
+    }
+    let object = compile_object(&fresh, Check::Nothing)?;
+    fresh.iter().try_for_each(|f| write_once(&folder.join(&f.name), &object.to_string_lossy()))
+}
+
 unsafe extern "C" {
     fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;

@@ -5,12 +5,22 @@
 
 pub mod cache;
 pub mod code;
+mod conv;
+mod device;
+pub mod driver;
 #[cfg(feature = "emulator")]
 pub mod emulator;
+mod gemm;
 pub mod libraries;
 mod lower;
 pub mod nvrtc;
+mod program;
 mod source;
+mod space;
 
+pub use device::{Device, Fault};
+pub use gemm::{Candidate, candidates};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
+pub use program::{Launch, LoadError, Program, workspace_bytes};
 pub use source::{PRELUDE, lower};
+pub use space::{Limits, Usage as MemoryUsage};

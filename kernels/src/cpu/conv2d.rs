@@ -17,7 +17,7 @@ use super::gemm::drive::Space;
 use super::gemm::micro::Micro;
 use super::tile::TileCode;
 use super::walk::check_operand;
-use super::{Config, Launch, SpecError};
+use super::{Config, CutOff, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{self, Body, ConvKind, Operand, Spec};
@@ -51,6 +51,12 @@ impl Conv2d {
             return Err(SpecError(format!("a convolution that needs a tile of {} elements", space.right.max(space.left))));
         }
         Ok(Conv2d { code, micro, threads: config.threads.max(1), space, depthwise })
+    }
+
+    /// Where slices of a weight gradient may end, and its sums; `None` if more than the number of images varies.
+    pub fn cut_off(&self, spec: &Spec, bound: &Env) -> Option<CutOff> {
+        let sizes = Sizes::new(body(spec).ok()?, bound);
+        sizes.fixed.then(|| if self.depthwise { depthwise::cut_off(&sizes, self.micro) } else { weight_grad::cut_off(&sizes, self.micro) })
     }
 
     pub fn workspace(&self) -> u64 {
@@ -156,6 +162,21 @@ impl Sizes {
     fn taps(&self) -> usize {
         self.axes[0].taps * self.axes[1].taps
     }
+}
+
+impl Call<'_> {
+    /// Images of each example of a batch in slices.
+    fn per_example(&self) -> usize {
+        let batch = self.launch.part.and_then(|part| self.body.n.checked_div_size(Size::symbol(part.slicing.batch)));
+        batch.map_or(1, |images| images.usize_at(self.launch.env))
+    }
+}
+
+/// The same of an argument that holds one slice of a batch, images counted through the whole.
+fn part_source(call: &Call, operand: &Operand, argument: usize) -> Source {
+    let source = source(operand, call.launch.args[argument], call.launch.env);
+    let before = call.launch.part.map_or(0, |part| part.examples.start * call.per_example());
+    Source { at: source.at.wrapping_offset(-(before as isize * source.strides[0])), ..source }
 }
 
 /// An operand's address under an environment.

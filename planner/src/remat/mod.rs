@@ -21,6 +21,8 @@ mod repair;
 mod schedule;
 mod search;
 mod tape;
+#[cfg(test)]
+mod tests;
 
 use crate::dag::TaskId;
 use crate::order::{Effort, OrderPolicy, Sizes, best_order, candidates};

@@ -184,6 +184,7 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
         }
         map.push(out.emit(node.op.clone(), &inputs, node.dtype, node.dims.clone()));
     }
+    out.kept.iter_mut().for_each(|id| *id = map[id.at()]);
     let mut taken = vec![false; graph.nodes.len()];
     for (at, id) in graph.outputs.iter().enumerate() {
         let node = graph.node(*id);

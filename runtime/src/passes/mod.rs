@@ -7,9 +7,12 @@ mod fuse;
 mod layout;
 mod lower;
 mod remake;
+mod rerun;
 mod schedule;
 pub mod simplify;
 mod stages;
+mod stores;
+mod unfuse;
 mod update;
 
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
@@ -18,3 +21,4 @@ pub use lower::{Arg, Task, lower};
 pub use remake::{REMADE_MIN, remake};
 pub use schedule::{Scheduled, schedule};
 pub use simplify::{Simplify, simplify};
+pub(crate) use unfuse::unfuse;

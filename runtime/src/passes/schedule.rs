@@ -1,15 +1,16 @@
 //! Scheduling: the tasks and buffers of a program as a [`Dag`] for the planner.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use slabwise_kernels::cpu::{Config, Kernel};
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Access, Body};
-use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Repeated, TaskId};
+use slabwise_kernels::spec::Access;
+use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Repeated, Rerun, TaskId};
 
 use super::cost::cost;
 use super::lower::{Arg, Task};
+use super::rerun::{kept, rerun};
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
@@ -24,6 +25,8 @@ pub struct Scheduled {
     pub kernels: Vec<Arc<Kernel>>,
     /// The node of each buffer; a value computed twice has a buffer each time.
     pub nodes: Vec<NodeId>,
+    /// What of a task runs again, where that is not all of it: the task and its kernel.
+    reruns: HashMap<TaskId, (Task, Arc<Kernel>)>,
 }
 
 impl Scheduled {
@@ -35,13 +38,15 @@ impl Scheduled {
 
     /// The same with some tasks run again, as the planner asks for.
     pub fn repeated(self, repeated: Repeated) -> Scheduled {
+        let again: HashSet<TaskId> = repeated.again().into_iter().collect();
         let Repeated { dag, task_of, buffer_of } = repeated;
-        Scheduled {
-            dag,
-            tasks: task_of.iter().map(|t| self.tasks[t.index()].clone()).collect(),
-            kernels: task_of.iter().map(|t| self.kernels[t.index()].clone()).collect(),
-            nodes: buffer_of.iter().map(|b| self.nodes[b.index()]).collect(),
-        }
+        let of = |(run, &task): (u32, &TaskId)| {
+            let leaner = self.reruns.get(&task).filter(|_| again.contains(&TaskId(run)));
+            leaner.cloned().unwrap_or_else(|| (self.tasks[task.index()].clone(), self.kernels[task.index()].clone()))
+        };
+        let (tasks, kernels) = (0..).zip(&task_of).map(of).unzip();
+        let nodes = buffer_of.iter().map(|b| self.nodes[b.index()]).collect();
+        Scheduled { dag, tasks, kernels, nodes, reruns: HashMap::new() }
     }
 }
 
@@ -50,11 +55,9 @@ impl Scheduled {
 /// `guard` bytes that no task may touch are kept behind every buffer (0 but for memory checks).
 pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) -> Result<Scheduled, String> {
     let bounds = graph.symbols.bounds();
-    let kernels: Vec<Arc<Kernel>> = tasks
-        .iter()
-        .map(|t| Kernel::new(t.spec.clone(), &bounds, config).map(Arc::new).map_err(|e| format!("{}: {e}", t.name)))
-        .collect::<Result<_, _>>()?;
-    let mut s = Scheduled { dag: Dag::new(), tasks: Vec::new(), kernels: Vec::new(), nodes: Vec::new() };
+    let prepare = |t: &Task| Kernel::new(t.spec.clone(), &bounds, config).map(Arc::new).map_err(|e| format!("{}: {e}", t.name));
+    let kernels: Vec<Arc<Kernel>> = tasks.iter().map(prepare).collect::<Result<_, _>>()?;
+    let mut s = Scheduled { dag: Dag::new(), tasks: Vec::new(), kernels: Vec::new(), nodes: Vec::new(), reruns: HashMap::new() };
     let mut buffers: HashMap<NodeId, BufferId> = HashMap::new();
     for task in &tasks {
         for arg in &task.args {
@@ -67,28 +70,27 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) ->
             }
         }
     }
+    let kept = kept(graph);
+    let found = |id: &NodeId| graph.symbols.any_found(&graph.node(*id).dims);
     for (task, kernel) in tasks.iter().zip(&kernels) {
-        let (mut reads, mut writes) = (Vec::new(), Vec::new());
-        // What fails a run or changes weights and state does so once.
-        let mut repeatable = !matches!(task.spec.body, Body::CheckIndex(_));
-        let pooled = |id: &NodeId| graph.symbols.any_found(&graph.node(*id).dims);
-        for (arg, (_, _, access)) in task.args.iter().zip(task.spec.arguments()) {
-            repeatable &= !matches!(arg, Arg::Variable(_)) || access == Access::Read;
-            let Arg::Buffer(id) = arg else { continue };
-            repeatable &= !pooled(id);
-            let list = if access == Access::Read { &mut reads } else { &mut writes };
-            let buffer = buffers[id];
-            if !list.contains(&buffer) {
-                list.push(buffer);
-            }
-        }
+        let [reads, writes] = touched(task, &buffers);
         let mut planned = slabwise_planner::Task::new(task.name.clone(), &reads, &writes);
         planned.after = task.after.iter().map(|&t| TaskId(t as u32)).collect();
         planned.workspace = kernel.workspace();
         planned.cost = cost(&task.spec, &bounds);
-        planned.repeatable = repeatable;
+        // What the pool holds is not planned, nor is when it would be made again.
+        let in_pool = task.args.iter().any(|arg| matches!(arg, Arg::Buffer(id) if found(id)));
+        if let Some(again) = rerun(task, &kept).filter(|_| !in_pool) {
+            planned.repeatable = true;
+            if again.spec.stores.len() < task.spec.stores.len() {
+                let kernel = prepare(&again)?;
+                let [reads, _] = touched(&again, &buffers);
+                planned.rerun = Some(Rerun { reads, workspace: kernel.workspace(), cost: cost(&again.spec, &bounds) });
+                s.reruns.insert(TaskId(s.dag.tasks.len() as u32), (again, kernel));
+            }
+        }
         let id = s.dag.add_task(planned);
-        let pairs = task.in_place.iter().filter(|(from, to)| !pooled(from) && !pooled(to)).map(|(from, to)| (buffers[from], buffers[to]));
+        let pairs = task.in_place.iter().filter(|(from, to)| !found(from) && !found(to)).map(|(from, to)| (buffers[from], buffers[to]));
         for (from, to) in pairs.collect::<Vec<_>>() {
             let (a, b) = (&s.dag.buffers[from.index()], &s.dag.buffers[to.index()]);
             if !a.live_out && b.bytes <= a.bytes {
@@ -99,6 +101,20 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) ->
     s.tasks = tasks;
     s.kernels = kernels;
     Ok(s)
+}
+
+/// The buffers that a task reads, and those that it writes, each once.
+fn touched(task: &Task, buffers: &HashMap<NodeId, BufferId>) -> [Vec<BufferId>; 2] {
+    let mut lists = [Vec::new(), Vec::new()];
+    for (arg, (_, _, access)) in task.args.iter().zip(task.spec.arguments()) {
+        let Arg::Buffer(id) = arg else { continue };
+        let list = &mut lists[usize::from(access != Access::Read)];
+        let buffer = buffers[id];
+        if !list.contains(&buffer) {
+            list.push(buffer);
+        }
+    }
+    lists
 }
 
 fn buffer(graph: &Graph, id: NodeId, guard: u64) -> Result<Buffer, String> {
@@ -113,8 +129,8 @@ fn buffer(graph: &Graph, id: NodeId, guard: u64) -> Result<Buffer, String> {
         Phase::Backward | Phase::Update => Kind::Gradient,
     };
     // What a run finds the size of has no bytes of the slab: the pool gives it some.
-    let size = if graph.symbols.any_found(&node.dims) { Some(Size::ZERO) } else { elements(&node.dims) };
-    let guard = if size == Some(Size::ZERO) { 0 } else { guard };
+    let is_found = graph.symbols.any_found(&node.dims);
+    let (size, guard) = if is_found { (Some(Size::ZERO), 0) } else { (elements(&node.dims), guard) };
     let bytes = size
         .and_then(|n| n.checked_at(&graph.symbols.bounds()))
         .and_then(|n| u64::try_from(n).ok())
@@ -123,6 +139,7 @@ fn buffer(graph: &Graph, id: NodeId, guard: u64) -> Result<Buffer, String> {
         .ok_or_else(|| format!("{}: the byte count of {} overflows", graph.name(id), graph.symbols.show(&node.dims)))?;
     let mut buffer = Buffer::new(graph.name(id), kind, bytes);
     buffer.align = ALIGN;
+    buffer.layer = origin.layer.to_string();
     buffer.source = format!("{}:{}", origin.location.file(), origin.location.line());
     buffer.live_in = is_input;
     buffer.live_out = is_output;

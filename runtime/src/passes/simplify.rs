@@ -113,6 +113,9 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
     }
     let mut new = builder.new;
     new.outputs = old.outputs.iter().map(|o| map[o.at()]).collect();
+    for kept in old.kept.iter().filter(|kept| live[kept.at()]) {
+        new.keep(map[kept.at()]);
+    }
     new.current_origin = old.current_origin;
     new
 }
@@ -127,6 +130,7 @@ fn shell(graph: &Graph) -> Graph {
         symbols: graph.symbols.clone(),
         origins: graph.origins.clone(),
         outputs: Vec::new(),
+        kept: Vec::new(),
         current_origin: graph.current_origin,
         current_part: graph.current_part,
     }

@@ -1,5 +1,6 @@
 //! The words of a kernel's parameter, as they are named while its source is written.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use slabwise_kernels::size::{Env, Size};
@@ -54,6 +55,18 @@ impl Params {
         })
     }
 
+    /// Where a word stands.
+    pub fn word(&mut self, word: Word) -> usize {
+        self.slot(Slot::Word(word))
+    }
+
+    /// Lays numbers side by side, and tells where the first one stands.
+    pub fn block(&mut self, numbers: impl IntoIterator<Item = Number>) -> usize {
+        let at = self.slots.len();
+        self.slots.extend(numbers.into_iter().map(Slot::Number));
+        at
+    }
+
     /// An address, as a number of 64 bits.
     pub fn address(&mut self, word: Word) -> String {
         format!("p.w[{}]", self.slot(Slot::Word(word)))
@@ -96,6 +109,12 @@ impl Params {
 
     /// Declares the coordinates `name0`, `name1`, … of the row-major position `linear`; returns their names too.
     pub fn coordinates(&mut self, linear: &str, dims: &[Size], name: &str) -> (String, Vec<String>) {
+        let sizes: Vec<String> = dims.iter().map(|&d| self.size(d)).collect();
+        Params::split(linear, &sizes, name)
+    }
+
+    /// The same for sizes that are expressions; the first is not looked at.
+    pub fn split(linear: &str, dims: &[String], name: &str) -> (String, Vec<String>) {
         let mut text = String::new();
         let mut rest = linear.to_string();
         let mut names = vec!["0".to_string(); dims.len()];
@@ -105,7 +124,7 @@ impl Params {
                 text += &format!("const idx {name}0 = {rest};\n");
                 break;
             }
-            let size = self.size(dims[axis]);
+            let size = &dims[axis];
             text += &format!("const idx {name}{axis} = idx(uidx({rest}) % uidx({size}));\n");
             text += &format!("const idx {name}_{axis} = idx(uidx({rest}) / uidx({size}));\n");
             rest = format!("{name}_{axis}");
@@ -123,8 +142,9 @@ impl Params {
         self.slots.iter().map(word).collect()
     }
 
-    /// The function of these parameters with this body, for blocks of `threads`.
-    pub fn function(&mut self, kind: &str, threads: u32, body: &str) -> Function {
+    /// The function of these parameters with this body, for blocks of `threads` (and, after a comma, how many of them a
+    /// multiprocessor should hold).
+    pub fn function(&mut self, kind: &str, threads: impl Display, body: &str) -> Function {
         let guard = match self.guarded {
             true => format!("if (*reinterpret_cast<const u64*>({}) != ~0ull) return;\n", self.address(Word::Fault)),
             false => String::new(),

@@ -11,9 +11,10 @@ use crate::code::{Code, Site};
 pub struct Space {
     /// Sizes.
     pub dims: Vec<Size>,
-    /// First elements and strides: of the operands, then of the indices.
+    /// First elements and strides: of the operands, then of the indices, then of what an anchor walks over.
     pub walks: Vec<(Size, Vec<Size>)>,
     operands: usize,
+    indices: usize,
 }
 
 impl Space {
@@ -21,7 +22,24 @@ impl Space {
     pub fn new(spec: &Spec) -> Space {
         let operands = spec.operands.iter().map(|o| (o.offset, o.strides.to_vec()));
         let indices = spec.indices.iter().map(|i| (Size::ZERO, i.to_vec()));
-        Space { dims: spec.dims.to_vec(), walks: operands.chain(indices).collect(), operands: spec.operands.len() }
+        Space {
+            dims: spec.dims.to_vec(),
+            walks: operands.chain(indices).collect(),
+            operands: spec.operands.len(),
+            indices: spec.indices.len(),
+        }
+    }
+
+    /// Adds a walk, and returns its number.
+    pub fn push(&mut self, offset: Size, strides: &[Size]) -> usize {
+        self.walks.push((offset, strides.to_vec()));
+        self.walks.len() - 1
+    }
+
+    /// Where walk `number` is at these coordinates.
+    pub fn place(&self, params: &mut Params, number: usize, coordinates: &[String]) -> String {
+        let (offset, strides) = &self.walks[number];
+        params.dot(strides, coordinates, *offset)
     }
 
     /// Stride of operand `k` along an axis.
@@ -66,6 +84,12 @@ impl Space {
         end - from
     }
 
+    /// Adds an axis of length 1.
+    pub fn insert(&mut self, axis: usize) {
+        self.dims.insert(axis, Size::ONE);
+        self.walks.iter_mut().for_each(|(_, strides)| strides.insert(axis, Size::ZERO));
+    }
+
     fn remove(&mut self, axis: usize) {
         self.dims.remove(axis);
         for (_, strides) in &mut self.walks {
@@ -75,20 +99,48 @@ impl Space {
 
     /// The element of operand `k` at these coordinates.
     pub fn element(&self, params: &mut Params, k: u16, coordinates: &[String]) -> String {
-        let (offset, strides) = &self.walks[usize::from(k)];
-        params.dot(strides, coordinates, *offset)
+        self.place(params, usize::from(k), coordinates)
     }
 
     /// The value of index `k` at these coordinates.
     pub fn index(&self, params: &mut Params, k: u16, coordinates: &[String]) -> String {
-        let (offset, strides) = &self.walks[self.operands + usize::from(k)];
-        format!("int({})", params.dot(strides, coordinates, *offset))
+        format!("int({})", self.place(params, self.operands + usize::from(k), coordinates))
     }
 
     /// Points under `env`.
     pub fn points(&self, env: &Env) -> i64 {
         points(&self.dims, env)
     }
+}
+
+/// How many neighbours along `axis` a thread takes: vectors of 16 bytes of the widest type, if the elements of all these walks
+/// (with their bytes) that vary along it lie so that they can be moved together; a `remainder` is allowed or not.
+pub fn vector_width(space: &Space, used: &[(usize, usize)], axis: usize, remainder: bool) -> i64 {
+    let along = |walk: usize| space.walks[walk].1[axis];
+    if used.iter().any(|&(walk, _)| !along(walk).is(0) && !along(walk).is(1)) {
+        return 1;
+    }
+    let moved: Vec<(usize, usize)> = used.iter().copied().filter(|&(walk, _)| along(walk).is(1)).collect();
+    let Some(widest) = moved.iter().map(|&(_, bytes)| bytes).max() else { return 1 };
+    let fits = |width: i64| {
+        let whole = |size: Size| size.checked_div(width).is_some();
+        let lies = |&(walk, _): &(usize, usize)| {
+            let (offset, strides) = &space.walks[walk];
+            whole(*offset) && strides.iter().enumerate().all(|(a, s)| a == axis || whole(*s))
+        };
+        (remainder || whole(space.dims[axis])) && moved.iter().all(lies)
+    };
+    let mut width = 16 / widest as i64;
+    while width > 1 && !fits(width) {
+        width /= 2;
+    }
+    width
+}
+
+/// The walks of what a program loads and stores, with the bytes of their elements.
+pub fn touched(code: &Code) -> Vec<(usize, usize)> {
+    let used = code.loads().into_iter().chain(code.spec.stores.iter().map(|s| s.operand)).map(usize::from);
+    used.map(|k| (k, code.spec.operands[k].dtype.bytes())).collect()
 }
 
 /// Points of a space under `env`.
@@ -117,7 +169,7 @@ impl Point {
     pub fn new(space: &Space, params: &mut Params, coordinates: &[String], acc: &str) -> Point {
         let operands = space.operands;
         let elements = (0..operands).map(|k| space.element(params, k as u16, coordinates)).collect();
-        let indices = (0..space.walks.len() - operands).map(|k| space.index(params, k as u16, coordinates)).collect();
+        let indices = (0..space.indices).map(|k| space.index(params, k as u16, coordinates)).collect();
         Point { elements, indices, acc: acc.into() }
     }
 
@@ -142,6 +194,37 @@ impl Site for Point {
     }
     fn acc(&self) -> String {
         self.acc.clone()
+    }
+}
+
+/// Another expression for an operand of a point, where it is not at its place in memory.
+pub type Elsewhere<'a> = &'a dyn Fn(u16) -> Option<String>;
+
+/// A point some of whose elements are read or written elsewhere than in memory.
+pub struct Via<'a> {
+    /// The point.
+    pub point: Point,
+    /// Where operands are read.
+    pub read: Elsewhere<'a>,
+    /// Where operands are written.
+    pub write: Elsewhere<'a>,
+}
+
+impl Site for Via<'_> {
+    fn read(&self, k: u16) -> String {
+        (self.read)(k).unwrap_or_else(|| self.point.read(k))
+    }
+    fn write(&self, k: u16) -> String {
+        (self.write)(k).unwrap_or_else(|| self.point.write(k))
+    }
+    fn state(&self, k: u16) -> String {
+        self.point.state(k)
+    }
+    fn index(&self, k: u16) -> String {
+        self.point.index(k)
+    }
+    fn acc(&self) -> String {
+        self.point.acc()
     }
 }
 

@@ -99,6 +99,12 @@ impl TileCode {
         self.program.crossing
     }
 
+    /// Whether all reductions fold values, without positions, and none needs the result of another.
+    pub fn folds_alone(&self) -> bool {
+        let first = self.program.levels.first().map_or(0, |level| level.folds.len());
+        first == self.program.folds.len() && self.program.folds.iter().all(|f| f.code.words == 1)
+    }
+
     /// Words of the accumulators of all reductions, per point.
     pub fn fold_words(&self) -> usize {
         self.program.folds.iter().map(|f| f.code.words).sum()

@@ -1,0 +1,55 @@
+//! A program within a budget: kernels run again, or taken apart first, whichever costs less.
+
+use slabwise_kernels::cpu::Config;
+use slabwise_planner::{Dag, Options, Plan, plan, plan_within};
+
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::passes::{REMADE_MIN, Scheduled, schedule, unfuse};
+use crate::plan::Again;
+
+/// A program's kernels in their plan, not yet checked, and what was done to them to keep a budget.
+pub(super) struct Fitted {
+    pub scheduled: Scheduled,
+    pub offsets: Plan,
+    pub again: Again,
+}
+
+/// Fits a scheduled program, whose plan runs everything once, into `room` bytes. If nothing does, it is the smallest found.
+pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, options: &Options, config: &Config, guard: u64) -> Result<Fitted> {
+    let internal = |e: String| Error::Internal(e);
+    let (once, base) = (all.1.height, cost(&all.0.dag));
+    let apart = unfuse(graph, &all.0.tasks, REMADE_MIN as u64);
+    let mut candidates = vec![all];
+    if apart.len() > candidates[0].0.tasks.len() {
+        let scheduled = schedule(graph, apart, config, guard).map_err(internal)?;
+        let offsets = plan(&scheduled.dag, options).map_err(|e| internal(e.to_string()))?;
+        candidates.push((scheduled, offsets));
+    }
+    let mut best: Option<Fitted> = None;
+    let mut floor = u64::MAX;
+    for (mut scheduled, offsets) in candidates {
+        let found = plan_within(&scheduled.dag, offsets, room, options).map_err(|e| internal(e.to_string()))?;
+        floor = floor.min(found.floor);
+        let mut again = Again { once, ..Again::default() };
+        if let Some(repeated) = found.repeated {
+            again.tasks = repeated.again();
+            scheduled = scheduled.repeated(repeated.into_inner());
+        }
+        again.overhead = cost(&scheduled.dag) / base - 1.0;
+        let fitted = Fitted { scheduled, offsets: found.plan, again };
+        // Within the budget first, then cheaper, then smaller.
+        let rank = |f: &Fitted| (f.offsets.height.max(room), f.again.overhead, f.offsets.height);
+        if best.as_ref().is_none_or(|best| rank(&fitted) < rank(best)) {
+            best = Some(fitted);
+        }
+    }
+    let mut best = best.ok_or_else(|| internal("no plan".into()))?;
+    best.again.floor = floor;
+    Ok(best)
+}
+
+/// The time of all tasks, in the unit of [`slabwise_planner::Task::cost`].
+fn cost(dag: &Dag) -> f64 {
+    dag.tasks.iter().map(|task| task.cost as f64).sum::<f64>().max(1.0)
+}
