@@ -4,15 +4,16 @@
 //! step comes, its size is known as well. It then takes a hole of the slab, one that the plan leaves free for just as long, if
 //! there is one; else a block of the pool. After its last step it gives them back.
 
+use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::Body;
 use slabwise_planner::{ALIGN, Bytes, Lifetime};
 
 use crate::error::{Error, Result};
 use crate::memory::{Handle, Stream, TagId};
-use crate::program::{Compiled, Planned, lengths};
+use crate::program::{Binds, Compiled, Planned, lengths};
 use crate::session::Session;
+use crate::shape::Extent;
 
 /// What the values of a run that have no place in the plan take.
 #[derive(Default)]
@@ -141,15 +142,21 @@ impl Session {
         Ok(())
     }
 
-    /// Reads the length that a step found, which its kernel has checked, and makes it that of the rest of the run.
-    pub(crate) fn bind_length(&mut self, inner: &Compiled, at: usize, scalar: Option<&Region>, env: &mut Env) {
-        let step = &inner.steps[at];
-        let (Some(symbol), Some(scalar), Body::CheckIndex(check)) = (step.binds, scalar, &step.kernel.spec().body) else { return };
-        let offset = 4 * check.index.offset.at(env).max(0) as u64;
-        let length = self.memory.elements::<i32>(&scalar.part(offset, 4))[0];
-        env.0[usize::from(symbol.0)] = length.max(0) as u32;
-        let sizes = self.sizes();
-        self.memory.elements_mut::<i32>(&sizes)[usize::from(symbol.0)] = length;
+    /// Reads the length that a step found and makes it that of the rest of the run.
+    pub(crate) fn bind_length(&mut self, inner: &Compiled, at: usize, scalar: Option<&Region>, env: &mut Env) -> Result<()> {
+        let (Some(Binds { symbol, offset }), Some(scalar)) = (inner.steps[at].binds, scalar) else { return Ok(()) };
+        let part = scalar.part(4 * offset.at(env).max(0) as u64, 4);
+        let length = self.memory.look(&part, |memory, region| memory.elements::<i32>(region)[0])?;
+        // The step's kernel has checked it, but where a device checks, the run has not stopped for it.
+        let most = if let Extent::Found(most) = inner.symbols.extent(symbol) { most.at(env) } else { 0 };
+        let found = u32::try_from(length).ok().filter(|&n| i64::from(n) <= most);
+        let Some(found) = found else {
+            let limit = u64::try_from(most).unwrap_or(0) + 1;
+            return Err(inner.fault(at, Fault::Index { position: 0, value: i64::from(length), limit }));
+        };
+        env.0[usize::from(symbol.0)] = found;
+        let own = self.sizes().part(4 * u64::from(symbol.0), 4);
+        self.memory.edit(&own, |memory, region| memory.elements_mut::<i32>(region)[0] = length)
     }
 }
 

@@ -5,12 +5,13 @@ mod ledger;
 
 use std::sync::{Arc, OnceLock};
 
-use slabwise_kernels::cpu::{Fault, Kernel};
+use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::Dims;
+use slabwise_kernels::spec::{Body, Dims};
 use slabwise_planner::Lifetime;
 
+use crate::backend::{Kernel, Loaded, Resources};
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, Origin};
@@ -34,6 +35,11 @@ impl<const N: usize> Program<N> {
     /// run, that is the plan for a length of 64.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
+    }
+
+    /// What the functions of each kernel use of a GPU, in the order of [`Plan::steps`]; nothing on the CPU.
+    pub fn resources(&self) -> Vec<Vec<Resources>> {
+        self.inner.resources()
     }
 }
 
@@ -60,7 +66,16 @@ pub(crate) struct Step {
     /// Buffers whose first use this is.
     pub begins: Vec<usize>,
     /// The length that this step finds.
-    pub binds: Option<Symbol>,
+    pub binds: Option<Binds>,
+}
+
+/// A length that a step finds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Binds {
+    /// Whose length.
+    pub symbol: Symbol,
+    /// Elements before it in the step's first argument.
+    pub offset: Size,
 }
 
 /// Bytes of the slab.
@@ -108,6 +123,8 @@ pub(crate) struct Compiled {
     pub finds: bool,
     /// For each such buffer, the stretches of the slab that the plan leaves free while it lives; empty if none are lent.
     pub holes: Vec<Vec<(u64, u64)>>,
+    /// What its kernels became on a device other than the CPU.
+    pub loaded: Option<Loaded>,
     /// What blocks of the dynamic mode are for: buffers, then the workspaces of the steps.
     pub tags: Vec<Tag>,
     /// The tags' numbers in the session's pool, once it has seen them.
@@ -167,7 +184,10 @@ impl Compiled {
                 origin: graph.origin(tasks[task].node).clone(),
                 ends: at(|l| l.end.saturating_sub(1)),
                 begins: at(|l| l.start),
-                binds: if let Op::Bind { symbol } = graph.node(tasks[task].node).op { Some(symbol) } else { None },
+                binds: match (&graph.node(tasks[task].node).op, &tasks[task].spec.body) {
+                    (&Op::Bind { symbol }, Body::CheckIndex(check)) => Some(Binds { symbol, offset: check.index.offset }),
+                    _ => None,
+                },
             });
         }
         let buffer_of = |wanted: &Op| nodes.iter().position(|n| graph.node(*n).op == *wanted);
@@ -221,7 +241,28 @@ impl Compiled {
             guard,
             finds,
             holes,
+            loaded: None,
         })
+    }
+
+    /// What each step's functions use of a GPU, in the order of the steps; nothing on the CPU.
+    pub fn resources(&self) -> Vec<Vec<Resources>> {
+        #[cfg(feature = "cuda")]
+        if let Some(loaded) = &self.loaded {
+            return self.steps.iter().map(|step| loaded.resources(&step.kernel)).collect();
+        }
+        Vec::new()
+    }
+
+    /// One past the highest byte of the slab that a kernel is given.
+    #[cfg(feature = "cuda")]
+    pub fn peak(&self) -> u64 {
+        let end = |p: Planned| p.offset + p.bytes;
+        let of = |step: &Step| {
+            let planned = step.places.iter().map(|p| if let Place::Planned(b) = p { end(self.buffers[*b].place) } else { 0 });
+            planned.max().unwrap_or(0).max(end(step.workspace))
+        };
+        self.steps.iter().map(of).max().unwrap_or(0)
     }
 
     /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.

@@ -1,5 +1,7 @@
 //! A session: the weights, the slab, and the programs that share them.
 
+#[cfg(feature = "cuda")]
+mod device;
 mod measure;
 mod shared;
 mod values;
@@ -11,13 +13,14 @@ use std::time::Instant;
 
 use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
+use slabwise_kernels::memory::{Element, Region};
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
 use slabwise_kernels::spec::MAX_ARGUMENTS;
 use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
-use crate::buffer::{Buffer, Output};
+use crate::backend::{Backend, Target};
+use crate::buffer::{Buffer, Output, Shown};
 use crate::compile::{CompileOptions, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -61,7 +64,7 @@ pub struct Session {
     pub(crate) id: u64,
     pub(crate) device: Device,
     pub(crate) params: Params,
-    pub(crate) memory: Memory,
+    pub(crate) memory: Backend,
     pub(crate) team: Team,
     pub(crate) variables: Vec<Variable>,
     pub(crate) options: CompileOptions,
@@ -96,9 +99,7 @@ fn default_threads() -> Result<usize> {
 impl Session {
     /// A session with the parameters that models have declared in `params`. Nothing is allocated before a program is compiled.
     pub fn new(device: Device, params: Params) -> Result<Self> {
-        device.check()?;
-        let mut memory = Memory::new();
-        let sizes = memory.reserve(4 * MAX_SYMBOLS as u64).map_err(|e| out_of_memory("a session", e))?;
+        let memory = Backend::open(device)?;
         Ok(Session {
             id: SESSIONS.fetch_add(1, Ordering::Relaxed),
             device,
@@ -113,7 +114,7 @@ impl Session {
             by_name: HashMap::new(),
             counters: Vec::new(),
             slab: None,
-            sizes,
+            sizes: Region::default(),
             budget: Allowance::default(),
             slots: Vec::new(),
             stats: RunStats::default(),
@@ -154,8 +155,9 @@ impl Session {
         self.team.threads()
     }
 
-    pub(crate) fn config(&self) -> Config {
-        Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) }
+    /// What kernels are prepared for.
+    pub(crate) fn target(&self) -> Target {
+        self.memory.target(Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) })
     }
 
     /// Bytes of weights and state, each rounded up to its alignment.
@@ -227,18 +229,34 @@ impl Session {
         let counters = self.new_counters(name, graph)?;
         let program = self.compile_for_shapes(name, graph)?;
         self.keep_counters(counters);
-        self.grow_slab(program.inner.slab_bytes, name)?;
+        self.grow_slab(&program.inner)?;
         Ok(program)
     }
 
-    pub(crate) fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
+    /// Makes room for the sizes of runs.
+    pub(crate) fn reserve_sizes(&mut self) -> Result<()> {
+        if self.sizes.bytes == 0 {
+            self.sizes = self.memory.reserve(4 * MAX_SYMBOLS as u64, "the sizes of runs")?;
+        }
+        Ok(())
+    }
+
+    /// Without devices that want it loaded a program is ready.
+    #[cfg(not(feature = "cuda"))]
+    pub(crate) fn load_program(&mut self, _: &mut Compiled) -> Result<()> {
+        self.reserve_sizes()
+    }
+
+    pub(crate) fn grow_slab(&mut self, inner: &Compiled) -> Result<()> {
+        let bytes = inner.slab_bytes;
         if self.slab.is_some_and(|s| s.bytes >= bytes) {
             return Ok(());
         }
         if let Some(old) = self.slab.take() {
             self.memory.release(old.arena);
         }
-        self.slab = Some(self.memory.reserve(bytes).map_err(|e| out_of_memory(&format!("the slab of \"{name}\""), e))?);
+        let slab = self.memory.reserve(bytes, &format!("the slab of \"{}\"", inner.name));
+        self.slab = Some(slab.map_err(|e| inner.plan.with_holders(e))?);
         Ok(())
     }
 
@@ -276,16 +294,17 @@ impl Session {
         let sized = self.fresh(graph)?;
         let total = self.room_for(&sized)?;
         if total > 0 {
-            let arena = self.memory.reserve(total).map_err(|e| out_of_memory("weights and state", e))?;
+            let arena = self.memory.reserve(total, "weights and state")?;
             let (first, mut at) = (self.variables.len(), 0);
             for (info, bytes) in sized {
                 let region = arena.part(at, bytes);
                 at += bytes.next_multiple_of(ALIGN);
-                crate::init::fill(&info, self.params.seed(), &mut self.memory, &region);
+                let seed = self.params.seed();
+                self.memory.edit(&region, |memory, region| crate::init::fill(&info, seed, memory, region))?;
                 self.by_name.insert(info.name.clone(), self.variables.len());
                 self.variables.push(Variable { info, region });
             }
-            self.restart_averages(first);
+            self.restart_averages(first)?;
         }
         Ok(graph.variables.iter().map(|v| self.by_name[&v.name]).collect())
     }
@@ -321,10 +340,18 @@ impl Session {
         self.begin_found(inner)?;
         let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
         let place = |p: Planned| slab.part(p.offset, p.bytes);
-        let regions: SmallVec<[Option<Region>; 8]> = self.stage(inner, &feed, &mut |buffer| place(inner.buffers[buffer].place))?;
+        let regions: SmallVec<[Option<Region>; 8]> = self.stage(inner, &feed, &env, &mut |buffer| place(inner.buffers[buffer].place))?;
+        #[cfg(feature = "cuda")]
+        let replayed = self.run_recorded(inner, slab, &regions, &env)?;
+        #[cfg(not(feature = "cuda"))]
+        let replayed = false;
+        if replayed {
+            self.stats = RunStats { peak_slab_bytes: inner.peak(), ..RunStats::default() };
+            return self.outputs(inner, &feed, &env, slab);
+        }
         let mut peak = 0;
         if inner.guard > 0 {
-            crate::checks::begin(self, inner, slab);
+            crate::checks::begin(self, inner, slab)?;
         }
         for (at, step) in inner.steps.iter().enumerate() {
             self.make_room(inner, at, &env, slab)?;
@@ -346,8 +373,12 @@ impl Session {
                 })
                 .collect::<Result<_>>()?;
             let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
-            step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
-            self.bind_length(inner, at, args.first(), &mut env);
+            let done = self.memory.run(inner.loaded.as_ref(), (at, &step.kernel), &args, &workspace, &env, &self.team)?;
+            done.map_err(|fault| inner.fault(at, fault))?;
+            self.bind_length(inner, at, args.first(), &mut env)?;
+            if started.is_some() {
+                self.memory.settle()?;
+            }
             if let (Some(started), Some(recording)) = (started, &mut self.recording) {
                 recording.note(inner, at, &args, workspace, slab, started);
             }
@@ -359,25 +390,13 @@ impl Session {
                 crate::checks::after(self, inner, slab, at)?;
             }
         }
+        self.memory.end_run(inner.loaded.as_ref())?;
         let (lent_bytes, pool_bytes) = self.found.most();
         self.stats = RunStats { peak_slab_bytes: peak, lent_bytes, pool_bytes };
         if pool_bytes > 0 {
             self.pool.end_step(&mut self.memory);
         }
-        let buffers: [Option<Buffer>; N] = self.give_donated(inner, &feed, &env, &mut |b| place(inner.buffers[b].place))?;
-        let at = |b: usize| if inner.buffers[b].found { self.found_region(b, slab) } else { Ok(place(inner.buffers[b].place)) };
-        let mut regions = [Region::default(); N];
-        for (region, &b) in regions.iter_mut().zip(&inner.outputs) {
-            *region = at(b)?;
-        }
-        Ok(std::array::from_fn(|i| self.output(inner, i, regions[i], &env, buffers[i].clone())))
-    }
-
-    pub(crate) fn output(&self, inner: &Compiled, i: usize, region: Region, env: &Env, buffer: Option<Buffer>) -> Output<'_> {
-        let planned = &inner.buffers[inner.outputs[i]];
-        let lengths = lengths(&planned.dims, env);
-        let bytes = lengths.iter().product::<usize>() * planned.dtype.bytes();
-        Output { memory: &self.memory, region: region.part(0, bytes as u64), dtype: planned.dtype, lengths, buffer }
+        self.outputs(inner, &feed, &env, slab)
     }
 
     pub(crate) fn owns(&self, inner: &Compiled) -> Result<()> {
@@ -390,7 +409,7 @@ impl Session {
     /// Checks the feed and publishes the sizes of the run.
     pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
         self.owns(inner)?;
-        let (threads, room) = (self.team.threads(), inner.steps.iter().map(|s| s.kernel.threads()).min());
+        let (threads, room) = (self.team.threads(), inner.steps.iter().filter_map(|s| s.kernel.threads()).min());
         if let Some(room) = room.filter(|&room| room < threads) {
             let message = format!(
                 "\"{}\" was compiled for {room} threads and the session now has {threads}; set the threads before compiling",
@@ -416,10 +435,12 @@ impl Session {
         });
         result?;
         let env = inner.sizes(feed)?;
-        let sizes = self.memory.elements_mut::<i32>(&self.sizes);
-        for (slot, &size) in sizes.iter_mut().zip(&env.0) {
-            *slot = i32::try_from(size).unwrap_or(i32::MAX);
-        }
+        self.memory.begin_inputs()?;
+        self.memory.input(&self.sizes, &mut |bytes| {
+            for (slot, &size) in bytes.chunks_exact_mut(4).zip(&env.0) {
+                slot.copy_from_slice(&i32::try_from(size).unwrap_or(i32::MAX).to_ne_bytes());
+            }
+        })?;
         Ok(env)
     }
 
@@ -428,6 +449,7 @@ impl Session {
         &mut self,
         inner: &Compiled,
         feed: &dyn Feed,
+        env: &Env,
         place: &mut dyn FnMut(usize) -> Region,
     ) -> Result<SmallVec<[Option<Region>; 8]>> {
         let mut regions: SmallVec<[Option<Region>; 8]> = SmallVec::new();
@@ -440,11 +462,21 @@ impl Session {
             regions.push(match source {
                 Source::Host { dtype, elements, copy, .. } => {
                     let region = place(buffer).part(0, (elements * dtype.bytes()) as u64);
-                    copy(self.memory.bytes_mut(&region));
-                    if inner.inputs[at].dtype == DType::Bool {
-                        for byte in self.memory.bytes_mut(&region) {
-                            *byte = u8::from(*byte != 0);
+                    let is_bool = inner.inputs[at].dtype == DType::Bool;
+                    let mut faulty = Ok(());
+                    let staged = self.memory.input(&region, &mut |bytes| {
+                        copy(bytes);
+                        if is_bool {
+                            bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
                         }
+                        #[cfg(feature = "cuda")]
+                        if let Some(loaded) = &inner.loaded {
+                            faulty = loaded.look_at_input(at, dtype, bytes, env);
+                        }
+                    });
+                    let staged = staged.and(std::mem::replace(&mut faulty, Ok(())));
+                    if let (Err(e), true) = (staged, result.is_ok()) {
+                        result = Err(e);
                     }
                     None
                 }
@@ -457,7 +489,7 @@ impl Session {
                 },
             });
         });
-        result.map(|()| regions)
+        result.and_then(|()| self.memory.end_inputs()).map(|()| regions)
     }
 
     fn resident(&self, buffer: &Buffer) -> Result<Region> {
@@ -478,10 +510,10 @@ impl Session {
         D: ndarray::Dimension,
     {
         let bytes = (array.len() * size_of::<T>()) as u64;
-        let region = self.memory.reserve(bytes).map_err(|e| out_of_memory(name, e))?;
-        for (slot, value) in self.memory.elements_mut::<T>(&region).iter_mut().zip(array) {
-            *slot = *value;
-        }
+        let region = self.memory.reserve(bytes, name)?;
+        self.memory.edit(&region, |memory, region| {
+            memory.elements_mut::<T>(region).iter_mut().zip(array).for_each(|(slot, value)| *slot = *value);
+        })?;
         self.slots.push(Slot { region, generation: 0 });
         let lengths = Lengths::from_slice(array.shape());
         Ok(Buffer { session: self.id, slot: self.slots.len() - 1, generation: 0, name: name.into(), dtype: T::DTYPE, lengths })
@@ -498,7 +530,7 @@ impl Session {
     /// The elements of a buffer, row-major.
     pub fn download<T: Element>(&self, buffer: &Buffer) -> Result<ndarray::ArrayD<T>> {
         let region = self.resident(buffer)?;
-        let output = Output { memory: &self.memory, region, dtype: buffer.dtype, lengths: buffer.lengths.clone(), buffer: None };
+        let output = Output { shown: Shown::new(&self.memory, region), dtype: buffer.dtype, lengths: buffer.lengths.clone(), buffer: None };
         output.array()
     }
 
@@ -536,7 +568,7 @@ impl Session {
                 });
             }
             let from = place(inner.outputs[to]).part(0, bytes);
-            self.memory.copy(&from, &region.part(0, bytes));
+            self.memory.copy(&from, &region.part(0, bytes))?;
             given[to] = Some(Buffer { generation, lengths, dtype: output.dtype, ..buffer });
         }
         Ok(given)
@@ -545,11 +577,6 @@ impl Session {
     pub(crate) fn sizes(&self) -> Region {
         self.sizes
     }
-}
-
-/// The error for memory the host refused.
-pub(crate) fn out_of_memory(what: &str, e: OutOfMemory) -> Error {
-    Error::OutOfMemory { what: what.into(), bytes: Bytes(e.bytes) }
 }
 
 /// A size that is fixed, as a variable's are.

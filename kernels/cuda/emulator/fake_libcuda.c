@@ -439,7 +439,7 @@ Result cuModuleGetFunction(void** to, void* at, const char* name) {
         *(void**)&words = dlsym(loaded, "slabwise_words");
     }
     if (!kernel->emulate || !words || !(kernel->words = words(name)) || strlen(name) >= sizeof kernel->name) {
-        snprintf(trouble, sizeof trouble, "%s is not emulated: there is no object in %s", name, path);
+        snprintf(trouble, sizeof trouble, "%.200s is not emulated: there is no object in %.700s", name, path);
         free(kernel);
         LEAVE(NOT_FOUND);
     }

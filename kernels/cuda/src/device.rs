@@ -85,6 +85,22 @@ struct Staging {
     copied: Event,
 }
 
+/// Whether a device can be used: there are a driver, the device, a compiler, and the driver takes the compiler's code.
+///
+/// # Errors
+/// What is missing.
+pub fn usable(ordinal: u32) -> Result<()> {
+    const OLDEST: u32 = 12;
+    let found = driver::start()?;
+    driver::properties(ordinal)?;
+    let compiler = nvrtc::version().map_err(|e| match e {
+        nvrtc::Error::Missing(missing) => DriverError::Missing(missing),
+        other => DriverError::Failed { call: "nvrtcVersion", code: other.to_string() },
+    })?;
+    let needed = compiler.0.max(OLDEST);
+    if found.0 < needed { Err(DriverError::TooOld { found, needed }) } else { Ok(()) }
+}
+
 impl Device {
     /// Opens a device. Its memory is reserved at the first use; limits of a device that the process has in use already are
     /// those that it was first used with.
@@ -92,18 +108,9 @@ impl Device {
     /// # Errors
     /// If there is no driver, no such device, no compiler, or the driver is older than what the compiler's code needs.
     pub fn open(ordinal: u32, limits: Limits) -> Result<Device> {
-        const OLDEST: u32 = 12;
-        let found = driver::start()?;
+        usable(ordinal)?;
         let shared = Shared::of(ordinal)?;
-        let compiler = nvrtc::version().map_err(|e| match e {
-            nvrtc::Error::Missing(missing) => DriverError::Missing(missing),
-            other => DriverError::Failed { call: "nvrtcVersion", code: other.to_string() },
-        })?;
-        let needed = compiler.0.max(OLDEST);
-        if found.0 < needed {
-            return Err(DriverError::TooOld { found, needed });
-        }
-        let staging = || Ok::<_, DriverError>(Staging { memory: Pinned::new(0)?, used: 0, copied: Event::new(false)? });
+        let staging = || Ok::<_, DriverError>(Staging { memory: Pinned::new(0)?, used: 0, copied: Event::new()? });
         let seen = Pinned::new(size_of::<u64>())?;
         seen.set_word(NO_FAULT);
         Ok(Device {
@@ -117,6 +124,11 @@ impl Device {
             limits,
             shared,
         })
+    }
+
+    /// Other limits of the device's memory; those in force stay while any of it is reserved.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// What the device is.

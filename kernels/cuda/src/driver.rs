@@ -313,7 +313,11 @@ impl AddressRange {
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the addresses have just been mapped, and one description is passed.
-        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1) })
+        let allowed = check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1) });
+        if allowed.is_err() {
+            self.unmap(context, offset, bytes);
+        }
+        allowed
     }
 
     /// Takes the memory behind addresses away; work that uses it must be done.
@@ -359,11 +363,6 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream lives.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0) })
-    }
-
-    pub fn wait(&self, event: &Event) -> Result<()> {
-        // SAFETY: both live.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.0, event.0, 0) })
     }
 
     /// Copies from host memory.
@@ -473,10 +472,9 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event to wait for, or with `timed` to measure by.
-    pub fn new(timed: bool) -> Result<Event> {
-        use sys::CUevent_flags as F;
-        let flags = if timed { F::CU_EVENT_DEFAULT } else { F::CU_EVENT_DISABLE_TIMING };
+    /// An event to wait for.
+    pub fn new() -> Result<Event> {
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let mut raw = null_mut();
         // SAFETY: the pointer is valid for writing.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags as u32) })?;
@@ -492,14 +490,6 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event lives.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0) })
-    }
-
-    /// Seconds from one event to this one; both have been reached.
-    pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
-        let mut milliseconds = 0.0;
-        // SAFETY: the pointer is valid for writing, and both live.
-        check("cuEventElapsedTime", unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.0, self.0) })?;
-        Ok(f64::from(milliseconds) / 1e3)
     }
 }
 

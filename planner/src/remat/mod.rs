@@ -106,6 +106,9 @@ pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Rema
     Ok(best.expect("there is at least one part"))
 }
 
+/// Graphs of so many computations are put in their best order in a few milliseconds.
+const QUICKLY_ORDERED: usize = 400;
+
 /// The parts of the time for searches with ever smaller targets until the slab fits.
 const SLAB_PARTS: [f64; 4] = [0.7, 0.12, 0.1, 0.08];
 
@@ -130,8 +133,8 @@ impl Problem {
         let dag = graph.to_dag(false).dag;
         let mut orders: Vec<Vec<TaskId>> =
             candidates(&dag, OrderPolicy::MinPeak, false, Sizes::Exact).into_iter().map(|(_, order)| order).collect();
-        // A fraction is one of the best order there is; in a hurry, others have to do for bytes.
-        if options.limit.is_ample() || matches!(options.budget, Budget::Fraction(_)) {
+        // A fraction is one of the best order there is; in a hurry, others have to do for the bytes of large graphs.
+        if net.len() <= QUICKLY_ORDERED || options.limit.is_ample() || matches!(options.budget, Budget::Fraction(_)) {
             orders.push(best_order(&dag, false, Effort::Counted, Sizes::Exact).order);
         }
         let ranked = |order: Vec<TaskId>| {

@@ -8,7 +8,7 @@ use crate::dag::{Buffer, Dag, TaskId};
 use crate::order::{OrderPolicy, Sizes, candidates};
 
 /// The most work of one search: rounds times tasks.
-const WORK: u64 = 400_000;
+const WORK: u64 = 4_000_000;
 
 /// Looks for schedules of a dag with repeats.
 pub(crate) struct DagSearch {
@@ -39,7 +39,7 @@ impl DagSearch {
         orders.dedup();
         orders.truncate(3);
         let base = dag.buffers.iter().filter(|b| b.live_in).map(Buffer::occupied).sum();
-        let rounds = (WORK / dag.tasks.len().max(1) as u64).clamp(50, 400);
+        let rounds = (WORK / dag.tasks.len().max(1) as u64).clamp(200, 4000);
         Some(DagSearch { orders: orders.into_iter().map(|(_, order)| order).collect(), net, base, rounds })
     }
 

@@ -20,7 +20,7 @@ use crate::source::space::pointers;
 pub fn divisor(d: i64) -> i64 {
     let d = d.max(1) as u64;
     let shift = d.next_power_of_two().trailing_zeros();
-    ((1u64 << (31 + shift)) / d + 1 | u64::from(shift) << 32) as i64
+    (((1u64 << (31 + shift)) / d + 1) | (u64::from(shift) << 32)) as i64
 }
 
 fn number(f: impl Fn(&Env) -> i64 + Send + Sync + 'static) -> Number {

@@ -16,10 +16,10 @@ use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec};
 
 use crate::conv;
-use crate::lower::{Function, Lowered, Target};
+use crate::lower::{Dispatch, Function, Lowered, Target};
 use plan::{Choice, Plan};
 use problem::Problem;
-use tiles::{Elem, Kernel};
+use tiles::Elem;
 
 /// One way to compute a product.
 #[derive(Debug)]
@@ -90,12 +90,7 @@ fn candidate(spec: &Spec, problems: &[Problem], plans: &[Plan], bounds: &Env, ta
         }
     }
     let lowered = Lowered::new(functions, workspace, move |env| {
-        let run = |(at, dispatch): &(usize, Box<dyn Fn(&Env) -> crate::lower::Dispatch + Send + Sync>)| {
-            let mut dispatch = dispatch(env);
-            dispatch.function = *at;
-            dispatch
-        };
-        launches.iter().map(run).collect()
+        launches.iter().map(|(at, dispatch)| Dispatch { function: *at, ..dispatch(env) }).collect()
     });
     let plan = &plans[0];
     let parts = if plan.parts > 1 { format!(" in {} parts", plan.parts) } else { String::new() };
