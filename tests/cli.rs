@@ -7,8 +7,10 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use slabwise::memory::MemoryConfig;
 
+/// Runs a command as on a machine without a GPU.
 fn slabwise(args: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_slabwise")).args(args.split_whitespace()).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise"));
+    command.args(args.split_whitespace()).env("SLABWISE_LIBCUDA", "no driver").output().unwrap()
 }
 
 /// What a command that succeeds prints.

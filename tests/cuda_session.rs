@@ -257,3 +257,26 @@ fn devices_that_are_not_there_say_why() {
     let error = Session::new(Device::Cuda(0), Params::seeded(0)).map(|_| ()).expect_err("there is none").to_string();
     assert_eq!(error, "device cuda:0: there is no CUDA device");
 }
+
+#[cfg(feature = "cli")]
+#[test]
+fn the_command_line_runs_on_the_device_of_the_driver_that_a_variable_names() {
+    let Some(_driver) = FakeDriver::install() else { return };
+    let (driver, functions) = slabwise_cuda::fake::build().expect("it was built before");
+    let said = |words: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slabwise"));
+        command.args(words.split(' ')).env("SLABWISE_LIBCUDA", &driver).env("SLABWISE_EMULATED", &functions);
+        let output = command.env("SLABWISE_PREALLOCATE", "0").output().expect("it starts");
+        let [text, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        assert!(output.status.success(), "{words}: {errors}");
+        text
+    };
+    let info = said("info");
+    for part in ["cuda:0", "no device (emulated), sm_90", "libcuda-", "named by a variable"] {
+        assert!(info.contains(part), "{part:?} is not in: {info}");
+    }
+    let bench: serde_json::Value = serde_json::from_str(&said("bench mlp --batch 4 --steps 2 --device cuda:0 --json")).expect("JSON");
+    assert_eq!((bench["device"].as_str(), &bench["peak_measured_bytes"]), (Some("cuda:0"), &bench["slab_bytes"]));
+    let kernels = said("plan mlp --batch 4 --device cuda:0 --kernels");
+    assert!(kernels.contains(" registers, 0 bytes spilled, "), "{kernels}");
+}

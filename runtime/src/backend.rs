@@ -35,7 +35,7 @@ pub enum Kernel {
     Cpu(Box<cpu::Kernel>),
     /// For a CUDA device, with what it was made from.
     #[cfg(feature = "cuda")]
-    Cuda(Spec, slabwise_cuda::Lowered),
+    Cuda(Box<Spec>, slabwise_cuda::Lowered),
 }
 
 impl Kernel {
@@ -50,7 +50,7 @@ impl Kernel {
             #[cfg(feature = "cuda")]
             Target::Cuda(target) => {
                 let lowered = slabwise_cuda::lower(&spec, bounds, &slabwise_cuda::Target { guarded, ..*target })?;
-                Ok(Kernel::Cuda(spec, lowered))
+                Ok(Kernel::Cuda(Box::new(spec), lowered))
             }
         }
     }
@@ -88,6 +88,13 @@ pub struct Resources {
 /// Without the feature no program is loaded anywhere.
 #[cfg(not(feature = "cuda"))]
 pub(crate) enum Loaded {}
+
+#[cfg(not(feature = "cuda"))]
+impl Loaded {
+    pub fn look_at_input(&self, _: usize, _: slabwise_kernels::dtype::DType, _: &[u8], _: &Env) -> Result<()> {
+        match *self {}
+    }
+}
 
 /// A device in use by a session.
 pub(crate) enum Backend {
@@ -224,6 +231,22 @@ impl Backend {
         }
     }
 
+    /// Puts the sizes of a run where its kernels find them.
+    pub fn publish(&mut self, region: &Region, sizes: &Env) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Backend::Cuda(gpu) = self
+            && gpu.published.replace(*sizes) == Some(*sizes)
+        {
+            // They are there since the last run.
+            return Ok(());
+        }
+        self.input(region, &mut |bytes| {
+            for (slot, &size) in bytes.chunks_exact_mut(4).zip(&sizes.0) {
+                slot.copy_from_slice(&i32::try_from(size).unwrap_or(i32::MAX).to_ne_bytes());
+            }
+        })
+    }
+
     /// Ends what [`Backend::begin_inputs`] began.
     pub fn end_inputs(&mut self) -> Result<()> {
         match self {
@@ -244,6 +267,8 @@ impl Backend {
         env: &Env,
         team: &Team,
     ) -> Result<Result<(), Fault>> {
+        // Without other devices there is nothing that a kernel could be at odds with.
+        let _ = step;
         match (self, kernel, loaded) {
             (Backend::Cpu(memory), Kernel::Cpu(kernel), _) => Ok(kernel.run(memory, args, workspace, env, team)),
             #[cfg(feature = "cuda")]
@@ -261,6 +286,15 @@ impl Backend {
             #[cfg(feature = "cuda")]
             (Backend::Cuda(gpu), Some(loaded)) => gpu.end_launches(loaded),
             _ => Ok(()),
+        }
+    }
+
+    /// Bytes taken from the device.
+    pub fn reserved_bytes(&self) -> u64 {
+        match self {
+            Backend::Cpu(memory) => memory.reserved_bytes(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.device.usage().reserved,
         }
     }
 

@@ -82,23 +82,28 @@ impl Output<'_> {
     /// The first element as a number: what a loss or an accuracy is. NaN if there is no element, and if the run failed on a
     /// device that tells so only now; then the next run says why.
     pub fn item(&self) -> f32 {
-        let (memory, region) = match self.shown.get() {
-            Ok(shown) => shown,
-            Err(error) => {
-                self.shown.backend.keep(error);
-                return f32::NAN;
-            }
-        };
+        self.number().unwrap_or_else(|error| {
+            self.shown.backend.keep(error);
+            f32::NAN
+        })
+    }
+
+    /// The first element. Waits for the run, and copies no more than that from another device.
+    fn number(&self) -> Result<f32> {
         if self.lengths.contains(&0) {
-            return f32::NAN;
+            return Ok(f32::NAN);
         }
-        let first = region.part(0, self.dtype.bytes() as u64);
-        match self.dtype {
-            DType::F32 => memory.elements::<f32>(&first)[0],
-            DType::F16 => memory.elements::<half::f16>(&first)[0].to_f32(),
-            DType::BF16 => memory.elements::<half::bf16>(&first)[0].to_f32(),
-            DType::I32 => memory.elements::<i32>(&first)[0] as f32,
-            DType::U8 | DType::Bool => f32::from(memory.bytes(&first)[0]),
+        let read = |memory: &Memory, first: &Region| match self.dtype {
+            DType::F32 => memory.elements::<f32>(first)[0],
+            DType::F16 => memory.elements::<half::f16>(first)[0].to_f32(),
+            DType::BF16 => memory.elements::<half::bf16>(first)[0].to_f32(),
+            DType::I32 => memory.elements::<i32>(first)[0] as f32,
+            DType::U8 | DType::Bool => f32::from(memory.bytes(first)[0]),
+        };
+        let bytes = self.dtype.bytes() as u64;
+        match self.shown.copy.get() {
+            Some((memory, region)) => Ok(read(memory, &region.part(0, bytes))),
+            None => self.shown.backend.look(&self.shown.region.part(0, bytes), read),
         }
     }
 
@@ -107,8 +112,7 @@ impl Output<'_> {
         if self.dtype != DType::F32 || !self.lengths.is_empty() {
             return Err(Error::Value(format!("the first output is {} {:?}, not an f32 scalar", self.dtype, self.lengths)));
         }
-        self.shown.get()?;
-        Ok(self.item())
+        self.number()
     }
 
     /// The lengths of the axes.

@@ -155,8 +155,10 @@ impl Session {
             return Err(inner.fault(at, Fault::Index { position: 0, value: i64::from(length), limit }));
         };
         env.0[usize::from(symbol.0)] = found;
-        let own = self.sizes().part(4 * u64::from(symbol.0), 4);
-        self.memory.edit(&own, |memory, region| memory.elements_mut::<i32>(region)[0] = length)
+        let sizes = self.sizes();
+        self.memory.begin_inputs()?;
+        self.memory.publish(&sizes, env)?;
+        self.memory.end_inputs()
     }
 }
 

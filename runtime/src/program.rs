@@ -255,7 +255,6 @@ impl Compiled {
     }
 
     /// One past the highest byte of the slab that a kernel is given.
-    #[cfg(feature = "cuda")]
     pub fn peak(&self) -> u64 {
         let end = |p: Planned| p.offset + p.bytes;
         let of = |step: &Step| {

@@ -3,6 +3,7 @@
 #[cfg(feature = "cuda")]
 mod device;
 mod measure;
+mod outputs;
 mod shared;
 mod values;
 
@@ -13,18 +14,18 @@ use std::time::Instant;
 
 use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::memory::{Element, Region};
+use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
 use slabwise_kernels::spec::MAX_ARGUMENTS;
 use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
 use crate::backend::{Backend, Target};
-use crate::buffer::{Buffer, Output, Shown};
+use crate::buffer::{Buffer, Output};
 use crate::compile::{CompileOptions, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::feed::{Feed, Lengths, Source};
+use crate::feed::{Feed, Source};
 use crate::found::Found;
 use crate::graph::{Graph, VariableInfo};
 use crate::memory::budget::{Allowance, Budget};
@@ -436,11 +437,7 @@ impl Session {
         result?;
         let env = inner.sizes(feed)?;
         self.memory.begin_inputs()?;
-        self.memory.input(&self.sizes, &mut |bytes| {
-            for (slot, &size) in bytes.chunks_exact_mut(4).zip(&env.0) {
-                slot.copy_from_slice(&i32::try_from(size).unwrap_or(i32::MAX).to_ne_bytes());
-            }
-        })?;
+        self.memory.publish(&self.sizes, &env)?;
         Ok(env)
     }
 
@@ -469,7 +466,6 @@ impl Session {
                         if is_bool {
                             bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
                         }
-                        #[cfg(feature = "cuda")]
                         if let Some(loaded) = &inner.loaded {
                             faulty = loaded.look_at_input(at, dtype, bytes, env);
                         }
@@ -501,37 +497,6 @@ impl Session {
             return Err(Error::Donated { name: buffer.name.to_string() });
         }
         Ok(slot.region)
-    }
-
-    /// Puts an array into memory of its own that stays between runs.
-    pub fn upload<T: Element + crate::feed::ToBytes, S, D>(&mut self, name: &str, array: &ndarray::ArrayBase<S, D, T>) -> Result<Buffer>
-    where
-        S: ndarray::Data<Elem = T>,
-        D: ndarray::Dimension,
-    {
-        let bytes = (array.len() * size_of::<T>()) as u64;
-        let region = self.memory.reserve(bytes, name)?;
-        self.memory.edit(&region, |memory, region| {
-            memory.elements_mut::<T>(region).iter_mut().zip(array).for_each(|(slot, value)| *slot = *value);
-        })?;
-        self.slots.push(Slot { region, generation: 0 });
-        let lengths = Lengths::from_slice(array.shape());
-        Ok(Buffer { session: self.id, slot: self.slots.len() - 1, generation: 0, name: name.into(), dtype: T::DTYPE, lengths })
-    }
-
-    /// Gives a buffer's bytes back; every handle of it is dead after that.
-    pub fn free(&mut self, buffer: Buffer) -> Result<()> {
-        let region = self.resident(&buffer)?;
-        self.slots[buffer.slot].generation += 1;
-        self.memory.release(region.arena);
-        Ok(())
-    }
-
-    /// The elements of a buffer, row-major.
-    pub fn download<T: Element>(&self, buffer: &Buffer) -> Result<ndarray::ArrayD<T>> {
-        let region = self.resident(buffer)?;
-        let output = Output { shown: Shown::new(&self.memory, region), dtype: buffer.dtype, lengths: buffer.lengths.clone(), buffer: None };
-        output.array()
     }
 
     /// Donated inputs become the outputs they were declared for: their bytes, a new generation of handle.
@@ -572,6 +537,22 @@ impl Session {
             given[to] = Some(Buffer { generation, lengths, dtype: output.dtype, ..buffer });
         }
         Ok(given)
+    }
+
+    /// Names of all weights and state, in the order they were declared.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.variables.iter().map(|v| &*v.info.name)
+    }
+
+    fn find(&self, name: &str) -> Result<&Variable> {
+        self.by_name.get(name).map(|&at| &self.variables[at]).ok_or_else(|| {
+            let known: Vec<&str> = self.names().take(12).collect();
+            Error::Value(format!(
+                "there is no weight or state \"{name}\"; there are {} of them: {} …",
+                self.variables.len(),
+                known.join(", ")
+            ))
+        })
     }
 
     pub(crate) fn sizes(&self) -> Region {

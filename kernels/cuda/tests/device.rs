@@ -145,3 +145,36 @@ fn a_driver_too_old_and_a_device_that_is_not_there_are_refused() {
     let error = Device::open(0, limits(true)).map(|_| ()).expect_err("there is none");
     assert_eq!(error.to_string(), "there is no CUDA device");
 }
+
+#[test]
+fn large_inputs_travel_ahead_and_arrive_in_their_turn() {
+    let Some(driver) = FakeDriver::install() else { return };
+    // As late as the driver may do things, each run still sees its own inputs, with and without room to send them ahead.
+    for (total, ahead) in [(64 << 20, true), (2 << 20, false)] {
+        driver.set("total", total);
+        driver.set("maps_pages", 0);
+        let mut device = Device::open(0, limits(false)).expect("it is there");
+        let bytes = 5 << 18;
+        let (x, y) = (device.reserve(bytes).expect("room"), device.reserve(256).expect("room"));
+        let before = device.usage().used;
+        device.prepare_staging(bytes as usize).expect("it is ready");
+        assert_eq!(device.usage().used > before, ahead);
+        let mut seen = device.reserve(8 * 16).expect("room");
+        seen.bytes = 8;
+        for turn in 0..16u8 {
+            let made = driver.get("allocations");
+            device.begin_staging().expect("it begins");
+            device.stage(&x, &mut |bytes| bytes.fill(turn + 1)).expect("it is staged");
+            device.end_staging().expect("it ends");
+            // What stands for the run: it looks at the last bytes of its input.
+            device.copy(&x.part(bytes - 8, 8), &y.part(0, 8)).expect("it is copied");
+            device.copy(&y.part(0, 8), &slabwise_kernels::memory::Region { offset: 8 * u64::from(turn), ..seen }).expect("it is copied");
+            assert_eq!(driver.get("allocations"), made);
+        }
+        for turn in 0..16u8 {
+            let mut read = [0; 8];
+            device.read(&slabwise_kernels::memory::Region { offset: 8 * u64::from(turn), ..seen }, &mut read).expect("it is read");
+            assert_eq!(read, [turn + 1; 8], "run {turn}");
+        }
+    }
+}

@@ -29,9 +29,11 @@ fn every_tile_on_ragged_shapes() {
     }
     let mut choices = Choices::new(1);
     let mut cases = Vec::new();
-    for (i, (m, n, k)) in [(150, 140, 70), (132, 64, 32), (33, 137, 19)].into_iter().enumerate() {
+    for (i, (m, n, k)) in [(140, 130, 37), (132, 64, 16), (33, 137, 19)].into_iter().enumerate() {
         for (a, b) in layouts(m, n, k).into_iter().skip(if i == 0 { 0 } else { i % 2 * 3 }).take(if i == 0 { 4 } else { 1 }) {
-            cases.push(Case::new(format!("{m}×{n}×{k} {a:?} {b:?}"), laid([m, n, k], a, b), &mut choices));
+            let mut case = Case::new(format!("{m}×{n}×{k} {a:?} {b:?}"), laid([m, n, k], a, b), &mut choices);
+            case.target.multiprocessors = 1;
+            cases.push(case);
         }
     }
     let ran = check(&cases, Pick::All);
@@ -47,14 +49,14 @@ fn few_rows_or_columns() {
     }
     let mut choices = Choices::new(2);
     let mut cases = Vec::new();
-    for (m, n, k) in [(1, 300, 200), (300, 1, 120), (7, 70, 100), (270, 3, 515), (1, 1, 1500), (2, 2, 3)] {
+    for (m, n, k) in [(1, 300, 90), (300, 1, 120), (7, 70, 100), (270, 3, 259), (1, 1, 1100), (2, 2, 3)] {
         for (a, b) in layouts(m, n, k).into_iter().skip(m % 2).step_by(2) {
             cases.push(Case::new(format!("{m}×{n}×{k} {a:?} {b:?}"), laid([m, n, k], a, b), &mut choices));
         }
     }
     // Few multiprocessors want few parts; these want many.
     cases.iter_mut().for_each(|c| c.target.multiprocessors = 40);
-    let ran = check(&cases, Pick::All);
+    let ran = check(&cases, Pick::Vectors);
     assert!(ran.iter().any(|n| n.starts_with("gemv_dots") && n.ends_with("parts")), "{ran:?}");
     assert!(ran.iter().any(|n| n.starts_with("gemv_columns") && n.ends_with("parts")), "{ran:?}");
 }
@@ -115,14 +117,14 @@ fn parts_of_a_long_sum() {
     }
     let mut choices = Choices::new(4);
     let mut cases = Vec::new();
-    for ((m, n, k), at) in [((40, 50, 700), 0), ((20, 130, 433), 3)] {
+    for ((m, n, k), at) in [((40, 50, 400), 0), ((20, 130, 233), 3), ((33, 20, 333), 1)] {
         let (a, b) = layouts(m, n, k)[at];
         let mut case = Case::new(format!("{m}×{n}×{k}"), laid([m, n, k], a, b), &mut choices);
         case.target.multiprocessors = 20;
         cases.push(case);
     }
-    let ran = check(&cases, Pick::All);
-    assert!(ran.iter().any(|n| n.ends_with("parts")) && ran.iter().any(|n| !n.ends_with("parts")), "{ran:?}");
+    let ran = check(&cases, Pick::Two);
+    assert!(ran.iter().any(|n| n.ends_with("parts")), "{ran:?}");
 }
 
 /// Sizes below the bound, down to none: nothing to contract gives zeros, no rows give no launch.
@@ -243,7 +245,7 @@ fn tensor_cores() {
         let (a, b) = layouts(m, n, k)[at];
         let spec = matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b));
         let mut case = Case::new(format!("{dtype} {m}×{n}×{k} {a:?} {b:?}"), spec, choices);
-        case.target = Target { tf32: true, multiprocessors: 6, shared_bytes_max: 164 << 10, ..TARGET };
+        case.target = Target { tf32: true, multiprocessors: 1, shared_bytes_max: 164 << 10, ..TARGET };
         small_integers(&mut case, choices);
         cases.push(case);
     };
@@ -251,7 +253,7 @@ fn tensor_cores() {
         for at in 0..4 {
             // Types differ in one instruction: each has one shape of whole vectors, and what is ragged is spread over them.
             if i < 2 || at == 3 {
-                add(dtype, [152, 264, 104], at, &mut choices);
+                add(dtype, [136, 136, 72], at, &mut choices);
             }
         }
         add(dtype, [131, 67, 45], i, &mut choices);
@@ -314,7 +316,9 @@ fn choices_are_sane_and_repeatable() {
     assert_eq!(names([300, 200, 100], &target), names([300, 200, 100], &target));
     // Shared memory that a device does not have is not asked for.
     let small = Target { tf32: true, shared_bytes_max: 48 << 10, ..target };
-    assert_eq!(names([300, 200, 100], &small), ["gemm_tf32_64x128", "gemm_tf32_128x64", "gemm_tf32_64x64"]);
+    let mut fitting = names([300, 200, 100], &small);
+    fitting.sort_unstable();
+    assert_eq!(fitting, ["gemm_tf32_128x64", "gemm_tf32_64x128", "gemm_tf32_64x64"]);
     let old = lower(&laid([3, 3, 3], [3, 1], [3, 1]), &Env::default(), &Target { sm: 75, ..target }).expect_err("too old");
     assert!(old.to_string().contains("7.5"), "{old}");
 }

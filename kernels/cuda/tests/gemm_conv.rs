@@ -104,7 +104,7 @@ fn random_geometry_and_strides() {
     }
     let mut choices = Choices::new(21);
     let mut cases = Vec::new();
-    while cases.len() < 72 {
+    while cases.len() < 48 {
         let groups = choices.pick(&[1, 1, 2, 3]);
         let mut pair = |from: [usize; 2], most: [usize; 2]| [from[0] + choices.below(most[0]), from[1] + choices.below(most[1])];
         let (hw, k, stride) = (pair([1, 1], [10, 14]), pair([1, 1], [5, 4]), pair([1, 1], [3, 3]));

@@ -43,13 +43,14 @@ fn square(dtype: DType, n: usize, a: [usize; 2], b: [usize; 2]) -> Spec {
     matmul(&[n, n], n, typed(dtype, 0, &a), typed(dtype, 0, &b))
 }
 
-/// The first kernels of all the candidates whose names start so.
-fn kernels(spec: &Spec, target: &Target, starts: &[&str]) -> Vec<Function> {
+/// Of each of these kernels the function that multiplies.
+fn kernels(spec: &Spec, target: &Target, names: &[&str]) -> Vec<Function> {
     let list: Vec<Candidate> = candidates(spec, &Env::default(), target).expect("a product");
-    let named = |c: &&Candidate| !c.name.ends_with("parts") && starts.iter().any(|s| c.name.starts_with(s));
-    let found: Vec<Function> = list.iter().filter(named).map(|c| c.lowered.functions[0].clone()).collect();
-    assert!(found.len() >= starts.len(), "{starts:?} among {list:?}");
-    found
+    let find = |name: &&str| {
+        let found = list.iter().find(|c| c.name.split(' ').next() == Some(name)).unwrap_or_else(|| panic!("{name} among {list:?}"));
+        found.lowered.functions[0].clone()
+    };
+    names.iter().map(find).collect()
 }
 
 /// The kernels of large products and convolutions keep what they compute in registers, on every architecture.
@@ -127,12 +128,12 @@ fn banks_do_not_conflict() {
     access("4 * Steps<128, 8>::at(lane / 8, lane % 8)".into(), 4, 1);
     access("4 * ((lane / 4) * RegisterTile<128, 128, 8, 8, 8, 4>::LEAD + lane % 4 * 4)".into(), 16, 4);
     // Tensor tiles: `ldmatrix` reads eight rows of 16 bytes at once, four times.
-    for (layout, step) in [("DeepRows<bf16, 128, 32>", 8), ("DeepRows<bf16, 64, 64>", 8)] {
-        for chunk in 0..2 {
-            access(format!("2 * {layout}::at(16 + lane % 16, {chunk} * 2 * {step} + lane / 16 * {step})"), 16, 4);
-            access(format!("2 * {layout}::at(32 + lane / 16 * 8 + lane % 8, {chunk} * 2 * {step} + lane / 8 % 2 * {step})"), 16, 4);
+    for (layout, chunks) in [("DeepRows<bf16, 128, 32>", 4), ("DeepRows<bf16, 64, 64>", 8)] {
+        for step in 0..2 {
+            access(format!("2 * {layout}::at(16 + lane % 16, {step} * 16 + lane / 16 * 8)"), 16, 4);
+            access(format!("2 * {layout}::at(32 + lane / 16 * 8 + lane % 8, {step} * 16 + lane / 8 % 2 * 8)"), 16, 4);
         }
-        access(format!("2 * {layout}::at(lane / 4, lane % 4 * {step})"), 16, 4);
+        access(format!("2 * {layout}::at(lane / {chunks}, lane % {chunks} * 8)"), 16, 4);
     }
     for free in [64, 128, 256] {
         access(format!("2 * FreeRows<f16, {free}, 32>::at(48 + lane / 8 % 2 * 8, 16 + lane / 16 * 8 + lane % 8)"), 16, 4);

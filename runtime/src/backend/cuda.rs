@@ -44,6 +44,10 @@ pub(crate) struct Gpu {
     untold: Mutex<Option<Error>>,
     /// Whether runs are recorded as graphs.
     pub graphs: bool,
+    /// The sizes of the last run, which lie on the device.
+    pub published: Option<Env>,
+    /// Whether inputs are being put in place.
+    placing: bool,
 }
 
 impl Gpu {
@@ -52,7 +56,7 @@ impl Gpu {
         let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
         let graphs = switch("SLABWISE_CUDA_GRAPHS")?;
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
-        Ok(Gpu { device, name, running, saved: Mutex::default(), untold: Mutex::default(), graphs })
+        Ok(Gpu { device, name, running, saved: Mutex::default(), untold: Mutex::default(), graphs, published: None, placing: false })
     }
 
     /// Limits of the device's memory, unless some of it is in use already.
@@ -159,6 +163,10 @@ impl Gpu {
 
     pub fn begin_inputs(&mut self) -> Result<()> {
         self.faults()?;
+        if std::mem::replace(&mut self.placing, true) {
+            // A run that was refused half-way may not have sent its sizes.
+            self.published = None;
+        }
         self.device.begin_staging().map_err(|e| self.error(e))
     }
 
@@ -167,6 +175,7 @@ impl Gpu {
     }
 
     pub fn end_inputs(&mut self) -> Result<()> {
+        self.placing = false;
         self.device.end_staging().map_err(|e| self.error(e))
     }
 

@@ -13,6 +13,9 @@ use crate::plan::Again;
 /// Kernels that touch more than the room divided by these are taken apart, to see whether that costs less than other ways.
 const PARTS: [u64; 2] = [1, 2];
 
+/// So little more time that taking kernels apart would not pay.
+const LITTLE: f64 = 0.02;
+
 /// A program's kernels in their plan, not yet checked, and what was done to them to keep a budget.
 pub(super) struct Fitted {
     pub scheduled: Scheduled,
@@ -51,6 +54,9 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, options: 
         let rank = |f: &Fitted| (f.offsets.height.max(room), f.again.overhead, f.offsets.height);
         if best.as_ref().is_none_or(|best| rank(&fitted) < rank(best)) {
             best = Some(fitted);
+        }
+        if best.as_ref().is_some_and(|best| best.offsets.height <= room && best.again.overhead <= LITTLE) {
+            break;
         }
     }
     let mut best = best.ok_or_else(|| internal("no plan".into()))?;

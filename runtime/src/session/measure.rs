@@ -38,6 +38,19 @@ impl Recording {
 }
 
 impl Session {
+    /// Waits until all runs are done that were asked for. On the CPU they always are.
+    ///
+    /// # Errors
+    /// If one of them failed, which a device may tell only now.
+    pub fn synchronize(&self) -> Result<()> {
+        self.memory.settle()
+    }
+
+    /// Bytes that the device's driver has given this process, or on the CPU the session's arenas hold.
+    pub fn device_bytes(&self) -> u64 {
+        self.memory.reserved_bytes()
+    }
+
     /// Runs a program once and writes down which bytes of the slab each of its kernels was really handed, and when; see
     /// [`Plan::html`](crate::Plan::html).
     ///

@@ -1,39 +1,45 @@
-//! Values for the host: outputs of runs, and weights and states by name.
+//! What lies on the device between runs, read and written: weights, state, and buffers of the user's.
 
 use half::{bf16, f16};
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::memory::Region;
+use slabwise_kernels::memory::Element;
 use slabwise_kernels::size::Env;
 
-use super::{Session, Variable};
+use super::{Session, Slot};
 use crate::buffer::{Buffer, Output, Shown};
 use crate::error::{Error, Result};
-use crate::feed::Feed;
-use crate::program::{Compiled, lengths};
+use crate::feed::Lengths;
 
 impl Session {
-    /// The outputs of a run, where they lie.
-    pub(super) fn outputs<const N: usize>(
-        &mut self,
-        inner: &Compiled,
-        feed: &dyn Feed,
-        env: &Env,
-        slab: Region,
-    ) -> Result<[Output<'_>; N]> {
-        let place = |b: usize| slab.part(inner.buffers[b].place.offset, inner.buffers[b].place.bytes);
-        let buffers: [Option<Buffer>; N] = self.give_donated(inner, feed, env, &mut |b| place(b))?;
-        let mut regions = [Region::default(); N];
-        for (region, &b) in regions.iter_mut().zip(&inner.outputs) {
-            *region = if inner.buffers[b].found { self.found_region(b, slab)? } else { place(b) };
-        }
-        Ok(std::array::from_fn(|i| self.output(inner, i, regions[i], env, buffers[i].clone())))
+    /// Puts an array into memory of its own that stays between runs.
+    pub fn upload<T: Element + crate::feed::ToBytes, S, D>(&mut self, name: &str, array: &ndarray::ArrayBase<S, D, T>) -> Result<Buffer>
+    where
+        S: ndarray::Data<Elem = T>,
+        D: ndarray::Dimension,
+    {
+        let bytes = (array.len() * size_of::<T>()) as u64;
+        let region = self.memory.reserve(bytes, name)?;
+        self.memory.edit(&region, |memory, region| {
+            memory.elements_mut::<T>(region).iter_mut().zip(array).for_each(|(slot, value)| *slot = *value);
+        })?;
+        self.slots.push(Slot { region, generation: 0 });
+        let lengths = Lengths::from_slice(array.shape());
+        Ok(Buffer { session: self.id, slot: self.slots.len() - 1, generation: 0, name: name.into(), dtype: T::DTYPE, lengths })
     }
 
-    pub(crate) fn output(&self, inner: &Compiled, i: usize, region: Region, env: &Env, buffer: Option<Buffer>) -> Output<'_> {
-        let planned = &inner.buffers[inner.outputs[i]];
-        let lengths = lengths(&planned.dims, env);
-        let bytes = lengths.iter().product::<usize>() * planned.dtype.bytes();
-        Output { shown: Shown::new(&self.memory, region.part(0, bytes as u64)), dtype: planned.dtype, lengths, buffer }
+    /// Gives a buffer's bytes back; every handle of it is dead after that.
+    pub fn free(&mut self, buffer: Buffer) -> Result<()> {
+        let region = self.resident(&buffer)?;
+        self.slots[buffer.slot].generation += 1;
+        self.memory.release(region.arena);
+        Ok(())
+    }
+
+    /// The elements of a buffer, row-major.
+    pub fn download<T: Element>(&self, buffer: &Buffer) -> Result<ndarray::ArrayD<T>> {
+        let region = self.resident(buffer)?;
+        let output = Output { shown: Shown::new(&self.memory, region), dtype: buffer.dtype, lengths: buffer.lengths.clone(), buffer: None };
+        output.array()
     }
 
     /// The elements of a weight or state, by name.
@@ -71,22 +77,6 @@ impl Session {
             DType::I32 => memory.elements_mut::<i32>(region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as i32),
             DType::U8 => memory.bytes_mut(region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as u8),
             DType::Bool => memory.bytes_mut(region).iter_mut().zip(array).for_each(|(s, v)| *s = u8::from(*v != 0.0)),
-        })
-    }
-
-    /// Names of all weights and state, in the order they were declared.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.variables.iter().map(|v| &*v.info.name)
-    }
-
-    fn find(&self, name: &str) -> Result<&Variable> {
-        self.by_name.get(name).map(|&at| &self.variables[at]).ok_or_else(|| {
-            let known: Vec<&str> = self.names().take(12).collect();
-            Error::Value(format!(
-                "there is no weight or state \"{name}\"; there are {} of them: {} …",
-                self.variables.len(),
-                known.join(", ")
-            ))
         })
     }
 }

@@ -67,7 +67,9 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<(Vec<Problem>, V
     }
     let elems = [Elem::of(widest.left.dtype)?, Elem::of(widest.right.dtype)?];
     let views = emit::views(widest, elems, false, bounds);
-    let choice = Choice { sizes: widest.sizes(bounds), views: [&views[0], &views[1]], elems, target };
+    // What is few must be few in every problem.
+    let sizes = problems.iter().map(|p| p.sizes(bounds)).fold([0; 4], |most, s| std::array::from_fn(|i| most[i].max(s[i])));
+    let choice = Choice { sizes, views: [&views[0], &views[1]], elems, target };
     let mut plans: Vec<Vec<Plan>> = choice.plans().into_iter().map(|plan| vec![plan; problems.len()]).collect();
     // Few elements and no channels to sum over: no tile is as good as that.
     plans.splice(0..0, direct.map(|kernels| kernels.into_iter().map(|kernel| Plan { kernel, parts: 1, cycles: 0.0 }).collect()));
@@ -90,7 +92,8 @@ fn candidate(spec: &Spec, problems: &[Problem], plans: &[Plan], bounds: &Env, ta
         }
     }
     let lowered = Lowered::new(functions, workspace, move |env| {
-        launches.iter().map(|(at, dispatch)| Dispatch { function: *at, ..dispatch(env) }).collect()
+        let run = |(function, dispatch): &(usize, emit::Launch)| Dispatch { function: *function, ..dispatch(env) };
+        launches.iter().map(run).collect()
     });
     let plan = &plans[0];
     let parts = if plan.parts > 1 { format!(" in {} parts", plan.parts) } else { String::new() };

@@ -247,8 +247,8 @@ impl Kernel {
         match self {
             Kernel::Registers(t) => t.deep,
             Kernel::Tensor(t, elem) => t.deep_bytes / elem.bytes(),
-            Kernel::Dots { .. } => 256,
-            Kernel::Columns { .. } | Kernel::Window { .. } => 64,
+            Kernel::Dots { .. } => 128,
+            Kernel::Columns { .. } | Kernel::Window { .. } => 32,
         }
     }
 

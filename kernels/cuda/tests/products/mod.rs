@@ -9,7 +9,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Inst, Matmul, Operand, Spec, Store};
 
-use super::common::{Case, Choices, NO_FAULT};
+use super::common::{Case, Choices, NO_FAULT, compare};
 
 /// An operand with these strides.
 pub fn typed(dtype: DType, offset: i64, strides: &[usize]) -> Operand {
@@ -178,11 +178,14 @@ pub enum Pick {
     All,
     /// The first, and one of the others.
     Two,
+    /// The kernels for few rows or columns.
+    Vectors,
 }
 
 /// Runs candidates of the cases, compiled together. Kernels that were not run before are run in every order of threads, for the same
 /// bits; others in one.
-fn each(cases: &[Case], pick: Pick, mut judge: impl FnMut(&Case, &str, &[Vec<u8>])) -> BTreeSet<String> {
+/// `right` says what a case should give, and `judge` compares.
+fn each<R>(cases: &[Case], pick: Pick, right: impl Fn(&Case) -> R, judge: impl Fn(&Case, &R, &str, &[Vec<u8>])) -> BTreeSet<String> {
     let picked = |(i, case): (usize, &Case)| {
         let mut list = candidates(&case.spec, &case.bounds, &case.target).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         let ordered = list.windows(2).all(|pair| pair[0].cycles <= pair[1].cycles);
@@ -192,6 +195,9 @@ fn each(cases: &[Case], pick: Pick, mut judge: impl FnMut(&Case, &str, &[Vec<u8>
             list.swap(1, other);
             list.truncate(2);
         }
+        if pick == Pick::Vectors {
+            list.retain(|c| c.name.starts_with("gemv"));
+        }
         list
     };
     let all: Vec<Vec<Candidate>> = cases.iter().enumerate().map(picked).collect();
@@ -200,9 +206,10 @@ fn each(cases: &[Case], pick: Pick, mut judge: impl FnMut(&Case, &str, &[Vec<u8>
     let mut seen = BTreeSet::new();
     let mut names = BTreeSet::new();
     for (i, (case, candidates)) in cases.iter().zip(&all).enumerate() {
+        let right = right(case);
         for candidate in candidates {
             names.insert(candidate.name.clone());
-            let new = candidate.lowered.functions.iter().fold(false, |new, f| seen.insert(f.name.clone()) || new);
+            let new = candidate.lowered.functions.iter().filter(|f| seen.insert(f.name.clone())).count() > 0;
             let orders = if new { &Order::ALL[..] } else { &Order::ALL[i % 3..][..1] };
             let mut first: Option<Vec<Vec<u8>>> = None;
             for &order in orders {
@@ -211,7 +218,7 @@ fn each(cases: &[Case], pick: Pick, mut judge: impl FnMut(&Case, &str, &[Vec<u8>
                 let (got, _) = run.unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
                 match &first {
                     Some(first) => assert!(*first == got, "{what}: other bits than before"),
-                    None => judge(case, &what, &got),
+                    None => judge(case, &right, &what, &got),
                 }
                 first.get_or_insert(got);
             }
@@ -223,10 +230,10 @@ fn each(cases: &[Case], pick: Pick, mut judge: impl FnMut(&Case, &str, &[Vec<u8>
 /// Fails unless the candidates give the sums, within the bound of any order of summation in single precision (Higham, *Accuracy and
 /// Stability*, §3.1). Returns the names of those that ran.
 pub fn check(cases: &[Case], pick: Pick) -> BTreeSet<String> {
-    each(cases, pick, |case, what, got| {
+    each(cases, pick, expected, |case, right, what, got| {
         let stored = case.spec.arguments().len() - case.spec.operands.len();
         let result = numbers(case.spec.operands[0].dtype, &got[stored]);
-        for e in expected(case) {
+        for e in right {
             let bound = (e.terms as f64 + 4.0) * f64::from(f32::EPSILON) / 2.0 * e.scale;
             let actual = result[e.at];
             assert!((actual - e.sum).abs() <= bound, "{what}: {actual} at {} is not {} ± {bound}\n{:?}", e.at, e.sum, case.spec);
@@ -236,10 +243,10 @@ pub fn check(cases: &[Case], pick: Pick) -> BTreeSet<String> {
 
 /// Fails unless the candidates give the sums exactly: for operands whose sums have no rounding.
 pub fn check_exact(cases: &[Case], pick: Pick) -> BTreeSet<String> {
-    each(cases, pick, |case, what, got| {
+    each(cases, pick, expected, |case, right, what, got| {
         let stored = case.spec.arguments().len() - case.spec.operands.len();
         let result = numbers(case.spec.operands[0].dtype, &got[stored]);
-        for e in expected(case) {
+        for e in right {
             assert!(result[e.at] == e.sum, "{what}: {} at {} is not {}\n{:?}", result[e.at], e.at, e.sum, case.spec);
         }
     })
@@ -247,8 +254,6 @@ pub fn check_exact(cases: &[Case], pick: Pick) -> BTreeSet<String> {
 
 /// Fails unless the candidates leave every argument as the CPU's kernel does, within the tolerance.
 pub fn check_like_cpu(cases: &[Case], pick: Pick, tolerance: f32) -> BTreeSet<String> {
-    each(cases, pick, |case, what, got| {
-        let (cpu, _) = case.on_cpu();
-        super::common::compare(case, what, got, &cpu, tolerance);
-    })
+    let judge = |case: &Case, cpu: &(Vec<Vec<u8>>, u64), what: &str, got: &[Vec<u8>]| compare(case, what, got, &cpu.0, tolerance);
+    each(cases, pick, Case::on_cpu, judge)
 }
