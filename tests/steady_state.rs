@@ -90,6 +90,29 @@ fn steps_within(model: Model, optimizer: OptimizerKind, [batch, last, steps]: [u
     assert_eq!(resident_steps, nothing, "{what}: in {FEW} steps on resident inputs");
 }
 
+/// Lengths that were seen before need no plan, and a run that finds its plan allocates nothing.
+fn seen_lengths() {
+    let params = Params::seeded(1);
+    let network = Model::Mlp.build(&params);
+    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+    let train = network.training(&mut session, Dim::free("batch"), OptimizerKind::Sgd).expect("the model compiles");
+    let batches = [5usize, 37, 70].map(|length| {
+        let (examples, labels) = Model::Mlp.batch(length, 7);
+        let Examples::Images(images) = examples else { panic!("an MLP sees images") };
+        (images, labels)
+    });
+    let mut sum = 0.0;
+    let mut pass = |sum: &mut f32| {
+        for (images, labels) in &batches {
+            *sum += session.run(&train, (images, labels)).expect("a step")[0].item();
+        }
+    };
+    pass(&mut sum);
+    let again = counted(|| pass(&mut sum));
+    assert!(sum.is_finite() && train.plan_counts().hits >= 3);
+    assert_eq!(again, (0, 0), "allocations and deallocations in steps of lengths that were seen");
+}
+
 /// One test, since the count is of the whole process.
 #[test]
 fn a_step_allocates_nothing() {
@@ -108,4 +131,5 @@ fn a_step_allocates_nothing() {
     let gpt = Gpt { layers: 2, width: 32, heads: 2, length: 16, vocabulary: 64, tied: false };
     steps_of(Model::Gpt(gpt), OptimizerKind::AdamW, 3, 2, FEW);
     steps_of(Model::Lstm, OptimizerKind::Adam, 2, 1, FEW);
+    seen_lengths();
 }

@@ -25,7 +25,22 @@ const FLOORS: &[&[&str]] = &[
     &["graph"],
     &["passes", "reference"],
     &["nn", "optim", "tensor", "trace"],
-    &["buffer", "checkpoint", "checks", "compile", "diff", "dynamic", "feed", "fit", "init", "plan", "program", "session", "shapes"],
+    &[
+        "buffer",
+        "checkpoint",
+        "checks",
+        "compile",
+        "diff",
+        "dynamic",
+        "feed",
+        "fit",
+        "found",
+        "init",
+        "plan",
+        "program",
+        "session",
+        "shapes",
+    ],
     &["models"],
 ];
 

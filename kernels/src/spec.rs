@@ -130,6 +130,12 @@ pub enum Body {
     ScatterAdd(ScatterAdd),
     /// Stores nothing: fails the run if any index lies outside `0..limit`.
     CheckIndex(CheckIndex),
+    /// The positions of the true elements of a mask, in row-major order; `dims` is one axis, as long as there are such elements.
+    Compact(Compact),
+    /// The order of the elements along the last axis of `dims`.
+    Sort(Sort),
+    /// Which boxes stay after non-maximum suppression; `dims` is one axis, of boxes in order of preference.
+    Suppress(Suppress),
 }
 
 /// See [`Body::Matmul`].
@@ -275,6 +281,40 @@ pub struct CheckIndex {
     pub limit: Size,
 }
 
+/// See [`Body::Compact`]. Writes its result itself: there is no `code`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compact {
+    /// The space of the mask.
+    pub space: Dims,
+    /// The mask, strides over `space` (truth values or u8).
+    pub mask: Operand,
+    /// Where the positions go, strides over `dims`, i32.
+    pub positions: Operand,
+}
+
+/// See [`Body::Sort`]. Writes its result itself: there is no `code`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sort {
+    /// The largest first, rather than the smallest. NaN counts as largest; of equal elements the first comes first.
+    pub descending: bool,
+    /// The elements, strides over `dims` (f32, i32 or u8).
+    pub source: Operand,
+    /// Where the position of the element goes that is next in order, strides over `dims`, i32.
+    pub positions: Operand,
+}
+
+/// See [`Body::Suppress`]: a box goes if its intersection with a better one that stays is more than `threshold` of their union.
+/// Writes its result itself: there is no `code`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Suppress {
+    /// The largest share that boxes may have in common.
+    pub threshold: f32,
+    /// Two corners of each box (x₀, y₀, x₁, y₁), strides over (box, 4), f32.
+    pub boxes: Operand,
+    /// Whether a box stays, strides over `dims`, truth values.
+    pub keep: Operand,
+}
+
 /// How a kernel uses an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
@@ -398,6 +438,19 @@ impl Body {
                 list.push((s.index.clone(), s.space.clone(), Access::Read));
             }
             Body::CheckIndex(c) => list.push((c.index.clone(), dims.clone(), Access::Read)),
+            Body::Compact(c) => {
+                list.push((c.mask.clone(), c.space.clone(), Access::Read));
+                list.push((c.positions.clone(), dims.clone(), Access::Write));
+            }
+            Body::Sort(s) => {
+                list.push((s.source.clone(), dims.clone(), Access::Read));
+                list.push((s.positions.clone(), dims.clone(), Access::Write));
+            }
+            Body::Suppress(s) => {
+                let corners = dims.iter().copied().chain([Size::fixed(4)]).collect();
+                list.push((s.boxes.clone(), corners, Access::Read));
+                list.push((s.keep.clone(), dims.clone(), Access::Write));
+            }
         }
         list
     }

@@ -5,12 +5,14 @@ mod within;
 use std::time::Instant;
 
 use slabwise_kernels::cpu::Isa;
+use slabwise_kernels::size::Symbol;
 use slabwise_planner::{Bytes, Options};
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
+use crate::ops::Op;
 use crate::passes::{Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, fuse, legalise, lower, remake, schedule, simplify};
-use crate::plan::{Again, Persistent, Plan};
+use crate::plan::{Again, FoundBuffer, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
 use crate::shape::elements;
@@ -78,7 +80,8 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
         *(if info.is_param { &mut persistent.weights } else { &mut persistent.state }) += variable_bytes(&graph, info)?;
     }
     let bounds = graph.symbols.describe();
-    let plan = Plan::new(name, session.device, bounds, scheduled.dag.clone(), offsets, persistent, again, started);
+    let found = found_buffers(&graph, &scheduled);
+    let plan = Plan::new(name, session.device, bounds, scheduled.dag.clone(), offsets, persistent, again, started).finding(found);
     match room {
         Some(room) if plan.slab_bytes() > room => Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside)),
         _ => Ok(Laid { graph, scheduled, plan, guard, room }),
@@ -90,10 +93,31 @@ pub(crate) fn link(session: &mut Session, laid: Laid, started: Instant) -> Resul
     let Laid { graph, scheduled, plan, guard, room } = laid;
     let variables = session.adopt(&graph)?;
     session.budget.settle(room);
-    let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.id)?;
+    let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.options.shapes.lend, session.id)?;
     session.load_program(&mut compiled)?;
     compiled.plan.set_compile_seconds(started.elapsed().as_secs_f64());
     Ok(compiled)
+}
+
+/// What of a program the plan has no place for, and why.
+fn found_buffers(graph: &Graph, scheduled: &Scheduled) -> Vec<FoundBuffer> {
+    let symbols = &graph.symbols;
+    let finder = |s: Symbol| {
+        let id = graph.ids().find(|id| graph.node(*id).op == Op::Bind { symbol: s })?;
+        let location = graph.origin(id).location;
+        Some(format!("{}:{}", location.file(), location.line()))
+    };
+    let nodes = scheduled.nodes.iter().zip(&scheduled.dag.buffers).filter(|(id, _)| symbols.any_found(&graph.node(**id).dims));
+    let found = nodes.map(|(&id, buffer)| {
+        let node = graph.node(id);
+        let mut lengths: Vec<Symbol> = node.dims.iter().flat_map(|d| d.symbols()).filter(|&s| symbols.is_found(s)).collect();
+        lengths.sort_unstable();
+        lengths.dedup();
+        let why = |s: &Symbol| format!("{} is found at {}", symbols.name(*s), finder(*s).unwrap_or_default());
+        let why = lengths.iter().map(why).collect::<Vec<_>>().join(", ");
+        FoundBuffer { name: buffer.name.clone(), shape: format!("{} {}", node.dtype, symbols.show(&node.dims)), why }
+    });
+    found.collect()
 }
 
 /// The bytes of a weight or state.

@@ -36,12 +36,12 @@ impl Session {
     /// As [`Session::run`], and if the pool has no memory for a buffer: [`Error::Memory`], with the bill. The session stays usable.
     pub fn run_dynamic<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
         let inner = &*self.planned_for(program, &feed)?;
-        let env = self.begin(inner, &feed)?;
+        let mut env = self.begin(inner, &feed)?;
         // Outputs of the last run were kept until now.
         let last = std::mem::take(&mut self.dynamic);
         self.give_all(last)?;
         let mut held: Held = vec![None; inner.buffers.len()];
-        let done = self.run_steps(inner, &feed, &env, &mut held);
+        let done = self.run_steps(inner, &feed, &mut env, &mut held);
         if let Err(error) = done {
             self.give_all(held)?;
             return Err(error);
@@ -54,21 +54,21 @@ impl Session {
         Ok(std::array::from_fn(|i| self.output(inner, i, places[inner.outputs[i]], &env, buffers[i].clone())))
     }
 
-    fn run_steps(&mut self, inner: &Compiled, feed: &dyn Feed, env: &Env, held: &mut Held) -> Result<()> {
+    fn run_steps(&mut self, inner: &Compiled, feed: &dyn Feed, env: &mut Env, held: &mut Held) -> Result<()> {
         let tags = inner.tag_ids.get_or_init(|| inner.tags.iter().map(|tag| self.pool.tag(tag.clone())).collect());
-        let bytes_of = |b: usize| {
+        let bytes_of = |b: usize, env: &Env| {
             let buffer = &inner.buffers[b];
             crate::program::lengths(&buffer.dims, env).iter().product::<usize>() as u64 * buffer.dtype.bytes() as u64
         };
         for buffer in inner.inputs.iter().filter_map(|i| i.buffer) {
-            held[buffer] = Some(self.take(inner, 0, bytes_of(buffer), tags[buffer], held)?);
+            held[buffer] = Some(self.take(inner, 0, bytes_of(buffer, env), tags[buffer], held)?);
         }
         let staged = self.places(held)?;
         let fed = self.stage(inner, feed, env, &mut |b| staged[b])?;
         for (at, step) in inner.steps.iter().enumerate() {
             for &b in &step.begins {
                 if held[b].is_none() {
-                    held[b] = Some(self.take(inner, at, bytes_of(b), tags[b], held)?);
+                    held[b] = Some(self.take(inner, at, bytes_of(b, env), tags[b], held)?);
                 }
             }
             let workspace = self.take(inner, at, step.workspace.bytes, tags[inner.buffers.len() + at], held)?;
@@ -85,10 +85,12 @@ impl Session {
                 })
                 .collect();
             let workspace_region = self.place(Some(workspace))?;
+            let first = args.as_ref().ok().and_then(|args| args.first().copied());
             let run = (at, &*step.kernel, step.slice);
             let result = args.and_then(|args| self.memory.run(inner.loaded.as_ref(), run, &args, &workspace_region, env, &self.team));
             self.pool.free(&mut self.memory, workspace).map_err(lost)?;
             result?.map_err(|fault| inner.fault(at, fault))?;
+            self.bind_length(inner, at, first.as_ref(), env)?;
             let last = at + 1 == inner.steps.len();
             for (b, slot) in held.iter_mut().enumerate() {
                 let ends = (last || step.ends.contains(&b)) && !inner.outputs.contains(&b);

@@ -92,6 +92,25 @@ pub enum Error {
         /// What was asked, what there is, who holds it, and what would help.
         bill: Box<crate::memory::OutOfMemory>,
     },
+    /// The budget has no room for a value whose size a run found.
+    #[error(
+        "the budget of {budget} has no room for {bytes} of {what} in \"{program}\": weights, state and slab take {planned}, and {pool} of the \
+         pool are in use; fewer elements or a larger budget would help"
+    )]
+    Room {
+        /// Which program.
+        program: String,
+        /// The value.
+        what: String,
+        /// How much it needs.
+        bytes: Bytes,
+        /// What was allowed.
+        budget: Bytes,
+        /// What weights, state and slab take.
+        planned: Bytes,
+        /// What other such values have of the pool.
+        pool: Bytes,
+    },
     /// An input of a run does not fit the program.
     #[error("input \"{name}\": {message}")]
     Input {

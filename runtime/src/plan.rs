@@ -51,6 +51,17 @@ impl fmt::Display for InSlices {
     }
 }
 
+/// A value whose size a run finds, and which therefore has no place in the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundBuffer {
+    /// Its name.
+    pub name: String,
+    /// Its type and shape.
+    pub shape: String,
+    /// Which of its lengths is found, and where.
+    pub why: String,
+}
+
 /// What was planned for a program.
 pub struct Plan {
     name: String,
@@ -61,6 +72,7 @@ pub struct Plan {
     persistent: Persistent,
     again: Again,
     compile_s: f64,
+    found: Vec<FoundBuffer>,
 }
 
 impl Plan {
@@ -75,7 +87,27 @@ impl Plan {
         again: Again,
         started: Instant,
     ) -> Self {
-        Plan { name: name.into(), device, bounds, dag, offsets, persistent, again, compile_s: started.elapsed().as_secs_f64() }
+        Plan {
+            name: name.into(),
+            device,
+            bounds,
+            dag,
+            offsets,
+            persistent,
+            again,
+            compile_s: started.elapsed().as_secs_f64(),
+            found: Vec::new(),
+        }
+    }
+
+    pub(crate) fn finding(mut self, found: Vec<FoundBuffer>) -> Self {
+        self.found = found;
+        self
+    }
+
+    /// What lies in the pool, or in bytes that the plan leaves free, since only a run finds its size.
+    pub fn found(&self) -> &[FoundBuffer] {
+        &self.found
     }
 
     /// The error for a plan that needs more than there may be, together with so many bytes of weights and state.
@@ -249,6 +281,12 @@ impl fmt::Display for Plan {
             None => {}
         }
         writeln!(f)?;
+        if !self.found.is_empty() {
+            writeln!(f, "  pool         {} of a size that only a run finds, in holes of the slab where they fit:", self.found.len())?;
+            for FoundBuffer { name, shape, why } in &self.found {
+                writeln!(f, "               {name} {shape}: {why}")?;
+            }
+        }
         let (step, bytes) = slabwise_planner::peak(&self.dag, o);
         let task = o.order.get(step).map_or("", |&t| self.dag.task_name(t));
         write!(f, "  peak         {} at step {step} {task}: {}", Bytes(bytes), self.holders(4))

@@ -5,11 +5,13 @@ mod ledger;
 
 use std::sync::{Arc, OnceLock};
 
+use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
-use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::slice::Slice;
-use slabwise_kernels::spec::Dims;
+use slabwise_kernels::spec::{Body, Dims};
+use slabwise_planner::Lifetime;
 
 use crate::backend::{Kernel, Loaded, Resources};
 use crate::error::{Error, Mistake, Result};
@@ -69,6 +71,17 @@ pub(crate) struct Step {
     pub ends: Vec<usize>,
     /// Buffers whose first use this is.
     pub begins: Vec<usize>,
+    /// The length that this step finds.
+    pub binds: Option<Binds>,
+}
+
+/// A length that a step finds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Binds {
+    /// Whose length.
+    pub symbol: Symbol,
+    /// Elements before it in the step's first argument.
+    pub offset: Size,
 }
 
 impl Place {
@@ -103,6 +116,8 @@ pub(crate) struct PlannedBuffer {
     pub used: u64,
     pub dtype: DType,
     pub dims: Dims,
+    /// A run finds its size: it has no place in the slab.
+    pub found: bool,
 }
 
 /// An input of the program; `buffer` is `None` if nothing uses it.
@@ -127,6 +142,10 @@ pub(crate) struct Compiled {
     pub slab_bytes: u64,
     pub plan: Plan,
     pub guard: u64,
+    /// Whether a run finds sizes of buffers.
+    pub finds: bool,
+    /// For each such buffer, the stretches of the slab that the plan leaves free while it lives; empty if none are lent.
+    pub holes: Vec<Vec<(u64, u64)>>,
     /// What its kernels became on a device other than the CPU.
     pub loaded: Option<Loaded>,
     /// What blocks of the dynamic mode are for: buffers, then the workspaces of the steps.
@@ -140,7 +159,15 @@ pub(crate) const GUARD: u64 = 64;
 
 impl Compiled {
     /// Puts kernels and checked offsets together: a program exists only with a plan that the checker accepted.
-    pub fn link(graph: &Graph, scheduled: Scheduled, variables: &[usize], plan: Plan, guard: u64, session: u64) -> Result<Self> {
+    pub fn link(
+        graph: &Graph,
+        scheduled: Scheduled,
+        variables: &[usize],
+        plan: Plan,
+        guard: u64,
+        lend: bool,
+        session: u64,
+    ) -> Result<Self> {
         let offsets = plan.offsets();
         let Scheduled { dag, tasks, kernels, nodes, sliced, .. } = &scheduled;
         let buffers: Vec<PlannedBuffer> = nodes
@@ -151,9 +178,10 @@ impl Compiled {
                 let bytes = dag.buffers[at].bytes.next_multiple_of(slabwise_planner::ALIGN);
                 PlannedBuffer {
                     place: Planned { offset: offsets.offsets[at], bytes },
-                    used: dag.buffers[at].bytes - guard,
+                    used: dag.buffers[at].bytes.saturating_sub(guard),
                     dtype: sliced.as_ref().map_or(node.dtype, |sliced| sliced.dtype(at, node.dtype)),
                     dims: sliced.as_ref().map_or_else(|| node.dims.clone(), |sliced| sliced.dims(at, &node.dims)),
+                    found: graph.symbols.any_found(&node.dims),
                 }
             })
             .collect();
@@ -172,7 +200,7 @@ impl Compiled {
             let sums = scheduled.sums_of(id).map(|b| Some(Place::Planned(b.index())));
             let places = tasks[task].args.iter().enumerate().map(place).chain(sums).collect::<Option<_>>();
             let places = places.ok_or_else(|| Error::Internal("an argument has no buffer".into()))?;
-            let at = |when: fn(&slabwise_planner::Lifetime) -> u64| -> Vec<usize> {
+            let at = |when: fn(&Lifetime) -> u64| -> Vec<usize> {
                 (0..buffers.len()).filter(|&b| when(&offsets.lifetimes[b]) as usize == step).collect()
             };
             steps.push(Step {
@@ -184,6 +212,10 @@ impl Compiled {
                 origin: graph.origin(tasks[task].node).clone(),
                 ends: at(|l| l.end.saturating_sub(1)),
                 begins: at(|l| l.start),
+                binds: match (&graph.node(tasks[task].node).op, &tasks[task].spec.body) {
+                    (&Op::Bind { symbol }, Body::CheckIndex(check)) => Some(Binds { symbol, offset: check.index.offset }),
+                    _ => None,
+                },
             });
         }
         let buffer_of = |wanted: &Op| nodes.iter().position(|n| graph.node(*n).op == *wanted);
@@ -207,6 +239,18 @@ impl Compiled {
                 last.ok_or_else(|| Error::Internal("an output has no buffer".into()))
             })
             .collect::<Result<_>>()?;
+        let finds = buffers.iter().any(|b| b.found);
+        // Memory checks fill what the plan leaves free.
+        let lends = lend && finds && guard == 0;
+        let at_step = |(step, s): (usize, &Step)| (s.workspace, Lifetime { start: step as u64, end: step as u64 + 1 });
+        let holes = |at: usize| match buffers[at].found {
+            true if lends => {
+                let planned = buffers.iter().map(|b| b.place).zip(offsets.lifetimes.iter().copied());
+                crate::found::holes(planned.chain(steps.iter().enumerate().map(at_step)), offsets.lifetimes[at])
+            }
+            _ => Vec::new(),
+        };
+        let holes = if lends { (0..buffers.len()).map(holes).collect() } else { Vec::new() };
         let tag = |name: &str, origin: &Origin| Tag { name: name.into(), layer: origin.layer.clone(), location: Some(origin.location) };
         let named = plan.dag().buffers.iter().zip(nodes).map(|(buffer, &node)| tag(&buffer.name, graph.origin(node)));
         let tags = named.chain(steps.iter().map(|s: &Step| tag(&format!("workspace of {}", s.name), &s.origin))).collect();
@@ -223,6 +267,8 @@ impl Compiled {
             slab_bytes: offsets.height,
             plan,
             guard,
+            finds,
+            holes,
             loaded: None,
         })
     }
@@ -349,9 +395,14 @@ impl Compiled {
     }
 
     /// The mistake that a fault in a step's data is.
-    pub fn fault(&self, step: usize, fault: slabwise_kernels::cpu::Fault) -> Error {
+    pub fn fault(&self, step: usize, fault: Fault) -> Error {
         let step = &self.steps[step];
-        let mistake = Mistake { location: step.origin.location, layer: step.origin.layer.to_string(), message: fault.to_string() };
+        let Fault::Index { value, limit, .. } = fault;
+        let message = match step.binds {
+            Some(_) => format!("a length of {value} is asked for; 0 to {} are possible", limit.saturating_sub(1)),
+            None => fault.to_string(),
+        };
+        let mistake = Mistake { location: step.origin.location, layer: step.origin.layer.to_string(), message };
         Error::Data { mistake }
     }
 }

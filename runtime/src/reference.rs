@@ -16,6 +16,8 @@ use slabwise_kernels::size::{Env, Size};
 
 use crate::graph::{Graph, Node};
 use crate::ops::Op;
+use crate::shape::Extent;
+use structural as s;
 
 /// A value of the reference: every element as an `f64`, which holds each element type exactly.
 #[derive(Clone, Debug, PartialEq)]
@@ -162,11 +164,12 @@ fn single(x: f64, dtype: DType) -> f64 {
 
 /// The value of every node of a graph, with `env` giving the bounded dimensions and one array per input and per variable.
 pub fn evaluate(graph: &Graph, env: &Env, inputs: &[Array], variables: &[Array], precision: Precision) -> Result<Evaluated, Fault> {
+    let mut env = *env;
     let mut values: Vec<Array> = Vec::with_capacity(graph.nodes.len());
     let mut assigned = vec![None; graph.variables.len()];
     for id in graph.ids() {
         let node = graph.node(id);
-        let dims: Vec<usize> = node.dims.iter().map(|d| d.usize_at(env)).collect();
+        let dims: Vec<usize> = node.dims.iter().map(|d| d.usize_at(&env)).collect();
         let args: Vec<&Array> = node.inputs.iter().map(|i| &values[i.at()]).collect();
         let argument = |from: &[Array], at: u32, what| match from.get(at as usize) {
             Some(a) if a.dtype == node.dtype && a.dims == dims && a.values.len() == dims.iter().product::<usize>() => Ok(a.clone()),
@@ -180,7 +183,16 @@ pub fn evaluate(graph: &Graph, env: &Env, inputs: &[Array], variables: &[Array],
                 *slot = Some(args[0].clone());
                 args[0].clone()
             }
-            op => compute(op, node, &args, &dims, env, precision).map_err(|(index, limit)| Fault::Index { node: id.0, index, limit })?,
+            Op::Bind { symbol } => {
+                let Extent::Found(most) = graph.symbols.extent(*symbol) else {
+                    return Err(Fault::Argument { node: id.0, what: "a length to be found" });
+                };
+                let length = s::in_range(args[0].values[0], most.usize_at(&env) + 1);
+                let length = length.map_err(|(index, limit)| Fault::Index { node: id.0, index, limit })?;
+                env.0[usize::from(symbol.0)] = length as u32;
+                args[0].clone()
+            }
+            op => compute(op, node, &args, &dims, &env, precision).map_err(|(index, limit)| Fault::Index { node: id.0, index, limit })?,
         };
         if precision == Precision::Single && node.dtype.is_float() {
             value.values.iter_mut().for_each(|v| *v = single(*v, node.dtype));
@@ -195,13 +207,14 @@ pub fn evaluate(graph: &Graph, env: &Env, inputs: &[Array], variables: &[Array],
 type OutOfRange = (i64, usize);
 
 fn compute(op: &Op, node: &Node, args: &[&Array], dims: &[usize], env: &Env, precision: Precision) -> Result<Array, OutOfRange> {
-    use structural as s;
     let fixed = |sizes: &[Size]| -> Vec<usize> { sizes.iter().map(|d| d.usize_at(env)).collect() };
     let pointwise =
         |f: &dyn Fn(usize) -> f64| Array { dtype: node.dtype, dims: dims.to_vec(), values: (0..dims.iter().product()).map(f).collect() };
     Ok(match op {
-        // These three are the caller's.
-        Op::Input(_) | Op::Variable(_) | Op::Assign(_) => args.first().map_or_else(|| Array::zeros(node.dtype, dims), |a| (*a).clone()),
+        // These are the caller's.
+        Op::Input(_) | Op::Variable(_) | Op::Assign(_) | Op::Bind { .. } => {
+            args.first().map_or_else(|| Array::zeros(node.dtype, dims), |a| (*a).clone())
+        }
         Op::Const(value) => pointwise(&|_| from_value(*value)),
         Op::Size(size) => pointwise(&|_| size.at(env) as f64),
         Op::Index(strides) => {
@@ -257,6 +270,9 @@ fn compute(op: &Op, node: &Node, args: &[&Array], dims: &[usize], env: &Env, pre
             each(&args[0].dims, |c| canvas.values[flat(dims, &s::placed(c, &start, step))] = args[0].at(c));
             canvas
         }
+        Op::Compact => s::compact(args[0], dims),
+        Op::Sort { descending } => s::sort(args[0], *descending),
+        Op::Suppress { threshold } => s::suppress(args[0], *threshold),
         Op::Concat { axis } => s::concat(*axis, args, node.dtype, dims),
     })
 }

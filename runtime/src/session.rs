@@ -3,6 +3,7 @@
 #[cfg(feature = "cuda")]
 mod device;
 mod measure;
+mod outputs;
 mod shared;
 mod values;
 
@@ -20,11 +21,12 @@ use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
 use crate::backend::{Backend, Target};
-use crate::buffer::{Buffer, Output, Shown};
+use crate::buffer::{Buffer, Output};
 use crate::compile::{CompileOptions, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
+use crate::found::Found;
 use crate::graph::{Graph, VariableInfo};
 use crate::memory::budget::{Allowance, Budget};
 use crate::memory::{Handle, MemoryConfig, Pool};
@@ -44,8 +46,13 @@ pub(crate) struct Variable {
 /// What a run used, measured from the addresses its kernels were given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunStats {
-    /// One past the highest byte of the slab that was handed to a kernel, staged as input or read as output.
+    /// One past the highest byte of the slab that was handed to a kernel, staged as input or read as output, holes lent to values
+    /// of unplanned size aside.
     pub peak_slab_bytes: u64,
+    /// The most bytes of the slab's holes that were lent at once to values of a size that the run found.
+    pub lent_bytes: u64,
+    /// The most bytes of the pool that such values took at once.
+    pub pool_bytes: u64,
 }
 
 struct Slot {
@@ -64,6 +71,7 @@ pub struct Session {
     pub(crate) options: CompileOptions,
     pub(crate) pool: Pool,
     pub(crate) dynamic: Vec<Option<Handle>>,
+    pub(crate) found: Found,
     by_name: HashMap<Arc<str>, usize>,
     counters: Vec<shared::SharedCounter>,
     slab: Option<Region>,
@@ -103,6 +111,7 @@ impl Session {
             options: CompileOptions::default(),
             pool: crate::dynamic::open_pool(&MemoryConfig::default())?,
             dynamic: Vec::new(),
+            found: Found::default(),
             by_name: HashMap::new(),
             counters: Vec::new(),
             slab: None,
@@ -328,7 +337,8 @@ impl Session {
     /// range) run before any weight is written.
     pub fn run<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
         let inner = &*self.planned_for(program, &feed)?;
-        let env = self.begin(inner, &feed)?;
+        let mut env = self.begin(inner, &feed)?;
+        self.begin_found(inner)?;
         let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
         let place = |p: Planned| slab.part(p.offset, p.bytes);
         let regions: SmallVec<[Option<Region>; 8]> = self.stage(inner, &feed, &env, &mut |buffer| place(inner.buffers[buffer].place))?;
@@ -337,7 +347,7 @@ impl Session {
         #[cfg(not(feature = "cuda"))]
         let replayed = false;
         if replayed {
-            self.stats = RunStats { peak_slab_bytes: inner.peak() };
+            self.stats = RunStats { peak_slab_bytes: inner.peak(), ..RunStats::default() };
             return self.outputs(inner, &feed, &env, slab);
         }
         let mut peak = 0;
@@ -345,31 +355,35 @@ impl Session {
             crate::checks::begin(self, inner, slab)?;
         }
         for (at, step) in inner.steps.iter().enumerate() {
+            self.make_room(inner, at, &env, slab)?;
             let workspace = place(step.workspace);
             peak = peak.max(step.workspace.offset + step.workspace.bytes);
             let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
                 .places
                 .iter()
                 .map(|p| match *p {
+                    Place::Planned(b) if inner.buffers[b].found => self.found_region(b, slab),
                     Place::Planned(b) | Place::Slice(b, _) => {
                         let planned = inner.buffers[b].place;
                         peak = peak.max(planned.offset + planned.bytes);
                         let fed = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| regions[i]);
-                        p.part(fed.unwrap_or_else(|| place(planned)), &env)
+                        Ok(p.part(fed.unwrap_or_else(|| place(planned)), &env))
                     }
-                    Place::Variable(v) => self.variables[v].region,
-                    Place::Sizes => self.sizes,
+                    Place::Variable(v) => Ok(self.variables[v].region),
+                    Place::Sizes => Ok(self.sizes),
                 })
-                .collect();
+                .collect::<Result<_>>()?;
             let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
             let done = self.memory.run(inner.loaded.as_ref(), (at, &step.kernel, step.slice), &args, &workspace, &env, &self.team)?;
             done.map_err(|fault| inner.fault(at, fault))?;
+            self.bind_length(inner, at, args.first(), &mut env)?;
             if started.is_some() {
                 self.memory.settle()?;
             }
             if let (Some(started), Some(recording)) = (started, &mut self.recording) {
                 recording.note(inner, at, &args, workspace, slab, started);
             }
+            self.end_found(inner, at)?;
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
                 profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
@@ -378,22 +392,12 @@ impl Session {
             }
         }
         self.memory.end_run(inner.loaded.as_ref())?;
-        self.stats = RunStats { peak_slab_bytes: peak };
+        let (lent_bytes, pool_bytes) = self.found.most();
+        self.stats = RunStats { peak_slab_bytes: peak, lent_bytes, pool_bytes };
+        if pool_bytes > 0 {
+            self.pool.end_step(&mut self.memory);
+        }
         self.outputs(inner, &feed, &env, slab)
-    }
-
-    /// The outputs of a run, where they lie in the slab.
-    fn outputs<const N: usize>(&mut self, inner: &Compiled, feed: &dyn Feed, env: &Env, slab: Region) -> Result<[Output<'_>; N]> {
-        let place = |b: usize| slab.part(inner.buffers[b].place.offset, inner.buffers[b].place.bytes);
-        let buffers: [Option<Buffer>; N] = self.give_donated(inner, feed, env, &mut |b| place(b))?;
-        Ok(std::array::from_fn(|i| self.output(inner, i, place(inner.outputs[i]), env, buffers[i].clone())))
-    }
-
-    pub(crate) fn output(&self, inner: &Compiled, i: usize, region: Region, env: &Env, buffer: Option<Buffer>) -> Output<'_> {
-        let planned = &inner.buffers[inner.outputs[i]];
-        let lengths = lengths(&planned.dims, env);
-        let bytes = lengths.iter().product::<usize>() * planned.dtype.bytes();
-        Output { shown: Shown::new(&self.memory, region.part(0, bytes as u64)), dtype: planned.dtype, lengths, buffer }
     }
 
     pub(crate) fn owns(&self, inner: &Compiled) -> Result<()> {
@@ -540,10 +544,6 @@ impl Session {
         self.variables.iter().map(|v| &*v.info.name)
     }
 
-    pub(crate) fn sizes(&self) -> Region {
-        self.sizes
-    }
-
     fn find(&self, name: &str) -> Result<&Variable> {
         self.by_name.get(name).map(|&at| &self.variables[at]).ok_or_else(|| {
             let known: Vec<&str> = self.names().take(12).collect();
@@ -553,6 +553,10 @@ impl Session {
                 known.join(", ")
             ))
         })
+    }
+
+    pub(crate) fn sizes(&self) -> Region {
+        self.sizes
     }
 }
 

@@ -13,6 +13,7 @@ mod norm;
 mod order;
 mod product;
 mod reduce;
+mod select;
 #[cfg(test)]
 pub(crate) mod tests;
 mod view;

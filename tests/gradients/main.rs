@@ -14,7 +14,7 @@ use slabwise::shape::{Dims, Env, Size};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{Class, ScalarOp, Value};
 use slabwise_kernels::spec::{PoolKind, ReduceOp, Window};
-use support::{KINDS, Rng, array, dims, graph, input, kind};
+use support::{KINDS, Rng, array, dims, graph, input, kind, select_by};
 
 /// Half the distance between the two points of a difference.
 const STEP: f64 = 3e-5;
@@ -269,6 +269,34 @@ fn indexed(rng: &mut Rng, cases: &mut Vec<Case>) {
     }
 }
 
+/// What is chosen by values: positions have no gradient, the elements at them have.
+fn chosen(rng: &mut Rng, cases: &mut Vec<Case>) {
+    cases.push(Case::new("a selection", vec![floats(rng, &[3, 4])], |g, x| {
+        let place = g.emit(Op::Index(dims(&[1, 2])), &[], DType::I32, dims(&[3, 4]));
+        let bound = g.full(3.0, DType::I32, &dims(&[3, 4]));
+        let mask = g.scalar(ScalarOp::Ge, &[place, bound]);
+        let chosen = select_by(g, x[0], mask).expect("a symbol is left");
+        let square = g.mul(chosen, chosen);
+        g.reduce(ReduceOp::Sum, square, &[0])
+    }));
+    cases.push(Case::new("sorted", vec![floats(rng, &[2, 5])], |g, x| {
+        let order = g.emit(Op::Sort { descending: true }, x, DType::I32, dims(&[2, 5]));
+        let sorted = g.emit(Op::Gather { axis: 1 }, &[x[0], order], DType::F32, dims(&[2, 5]));
+        let rank = g.emit(Op::Index(dims(&[5, 1])), &[], DType::I32, dims(&[2, 5]));
+        let rank = g.cast(rank, DType::F32);
+        let weighted = g.mul(sorted, rank);
+        g.mul(weighted, sorted)
+    }));
+    cases.push(Case::new("boxes that stay", vec![floats(rng, &[4, 4])], |g, x| {
+        let keep = g.emit(Op::Suppress { threshold: 0.3 }, x, DType::Bool, dims(&[4]));
+        let keep = g.cast(keep, DType::F32);
+        let column = g.reshape(keep, &dims(&[4, 1]));
+        let keep = g.broadcast(column, &dims(&[4, 4]));
+        let kept = g.mul(x[0], keep);
+        g.mul(kept, x[0])
+    }));
+}
+
 /// Operations that move or repeat values; squared, so that the gradient has a gradient.
 fn views(rng: &mut Rng, cases: &mut Vec<Case>) {
     let mut case = |name: &str, count: usize, view: fn(&mut Graph, &[NodeId]) -> NodeId| {
@@ -316,6 +344,7 @@ fn every_structural_operation() {
     convolutions(&mut rng, &mut cases);
     poolings(&mut rng, &mut cases);
     indexed(&mut rng, &mut cases);
+    chosen(&mut rng, &mut cases);
     views(&mut rng, &mut cases);
     products(&mut rng, &mut cases);
     let seen: BTreeSet<usize> = cases.into_iter().flat_map(Case::check).collect();

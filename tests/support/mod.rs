@@ -8,8 +8,9 @@ use slabwise::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
 use slabwise::ops::{Emit, NodeId, Op};
 use slabwise::params::Init;
 use slabwise::reference::Array;
-use slabwise::shape::{Dims, Size};
+use slabwise::shape::{Dims, Size, elements};
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::spec::ReduceOp;
 
 /// A small generator of equally likely numbers (SplitMix64).
 pub struct Rng(pub u64);
@@ -79,8 +80,24 @@ pub fn variable(graph: &mut Graph, dtype: DType, dims: &Dims, init: Init) -> Nod
     graph.emit(Op::Variable(at), &[], dtype, dims.clone())
 }
 
+/// The elements of a tensor at which a mask of its shape holds, in a length that the run finds.
+pub fn select_by(graph: &mut Graph, x: NodeId, mask: NodeId) -> Option<NodeId> {
+    let most = elements(graph.dims(x))?;
+    let flat = Dims::from_slice(&[most]);
+    let (x, mask) = (graph.reshape(x, &flat), graph.reshape(mask, &flat));
+    let ones = graph.cast(mask, DType::I32);
+    let count = graph.reduce(ReduceOp::Sum, ones, &[0]);
+    let count = graph.reshape(count, &Dims::new());
+    let symbol = graph.symbols.found(most).ok()?;
+    graph.emit(Op::Bind { symbol }, &[count], DType::I32, Dims::new());
+    let dims = Dims::from_slice(&[Size::symbol(symbol)]);
+    let positions = graph.emit(Op::Compact, &[mask], DType::I32, dims.clone());
+    let dtype = graph.dtype(x);
+    Some(graph.emit(Op::Gather { axis: 0 }, &[x, positions], dtype, dims))
+}
+
 /// How many kinds of operations there are.
-pub const KINDS: usize = 26;
+pub const KINDS: usize = 30;
 
 /// Numbers the kinds of operations. There is no wildcard: a new operation asks here for a number, and the tests that count
 /// numbers ask for a case.
@@ -112,6 +129,10 @@ pub fn kind(op: &Op) -> usize {
         Op::Pad { .. } => 22,
         Op::CheckIndex { .. } => 23,
         Op::Assign(_) => 24,
+        Op::Bind { .. } => 26,
+        Op::Compact => 27,
+        Op::Sort { .. } => 28,
+        Op::Suppress { .. } => 29,
     }
 }
 

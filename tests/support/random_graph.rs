@@ -10,7 +10,7 @@ use slabwise::ops::{Emit, NodeId, Op};
 use slabwise::params::Init;
 use slabwise::passes::autodiff::gradients;
 use slabwise::reference::Array;
-use slabwise::shape::{Dims, Env, Extent, Size, elements};
+use slabwise::shape::{Dims, Env, Extent, Size, Symbols, elements};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{Class, ScalarOp};
 use slabwise_kernels::spec::ReduceOp;
@@ -48,6 +48,19 @@ impl RandomGraph {
         let mut env = self.graph.symbols.bounds();
         env.0[0] = batch;
         env
+    }
+
+    /// Makes the batch, which is the first symbol, a free dimension.
+    pub fn free_batch(&mut self) {
+        let mut symbols = Symbols::default();
+        for (symbol, name, extent) in self.graph.symbols.iter() {
+            let made = match extent {
+                Extent::Found(most) => symbols.found(most),
+                _ => symbols.intern(name, Extent::Free(1)),
+            };
+            assert_eq!(made, Ok(symbol));
+        }
+        self.graph.symbols = symbols;
     }
 
     /// Inputs and variables for a run.
@@ -152,7 +165,7 @@ impl Maker {
 
     /// One step; steps that find nothing to work on leave the graph as it is.
     fn step(&mut self) -> Option<()> {
-        match self.rng.below(22) {
+        match self.rng.below(25) {
             0..=4 => self.scalar(),
             5 => self.cast(),
             6 => self.reduce(),
@@ -170,6 +183,9 @@ impl Maker {
             18 => self.random(),
             19 => self.gradient(),
             20 => self.redundant(),
+            21 => self.select(),
+            22 => self.order(),
+            23 => self.suppress(),
             _ => self.effect(),
         }
     }

@@ -1,5 +1,6 @@
 //! The CPU back end: prepares a [`Spec`] once, then runs it in caller-planned memory without allocating.
 
+mod compact;
 mod conv2d;
 mod gather;
 mod gemm;
@@ -8,6 +9,8 @@ mod loops;
 mod pool2d;
 mod scatter;
 mod simd;
+mod sort;
+mod suppress;
 mod team;
 mod tile;
 mod walk;
@@ -111,6 +114,9 @@ enum Prepared {
     Gather(gather::Gather),
     ScatterAdd(scatter::ScatterAdd),
     CheckIndex(gather::CheckIndex),
+    Compact(compact::Compact),
+    Sort(sort::Sort),
+    Suppress(suppress::Suppress),
 }
 
 impl Kernel {
@@ -128,6 +134,9 @@ impl Kernel {
             Body::Gather(_) => Prepared::Gather(gather::Gather::new(&spec, bound, config)?),
             Body::ScatterAdd(_) => Prepared::ScatterAdd(scatter::ScatterAdd::new(&spec, bound, config)?),
             Body::CheckIndex(_) => Prepared::CheckIndex(gather::CheckIndex::new(&spec, bound, config)?),
+            Body::Compact(_) => Prepared::Compact(compact::Compact::new(&spec, bound, config)?),
+            Body::Sort(_) => Prepared::Sort(sort::Sort::new(&spec, bound, config)?),
+            Body::Suppress(_) => Prepared::Suppress(suppress::Suppress::new(&spec, bound, config)?),
         };
         let arguments = spec.arguments();
         Ok(Kernel { spec, arguments, bound: *bound, threads: config.threads.max(1), body, slices: None })
@@ -189,6 +198,9 @@ impl Kernel {
             Prepared::Gather(k) => k.workspace(),
             Prepared::ScatterAdd(k) => k.workspace(),
             Prepared::CheckIndex(k) => k.workspace(),
+            Prepared::Compact(k) => k.workspace(),
+            Prepared::Sort(k) => k.workspace(),
+            Prepared::Suppress(k) => k.workspace(),
         }
     }
 
@@ -270,6 +282,9 @@ impl Kernel {
                 Prepared::Gather(k) => k.run(&self.spec, &launch),
                 Prepared::ScatterAdd(k) => k.run(&self.spec, &launch),
                 Prepared::CheckIndex(k) => return k.run(&self.spec, &launch),
+                Prepared::Compact(k) => k.run(&self.spec, &launch),
+                Prepared::Sort(k) => k.run(&self.spec, &launch),
+                Prepared::Suppress(k) => k.run(&self.spec, &launch),
             }
         }
         Ok(())

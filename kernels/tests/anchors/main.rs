@@ -1,6 +1,7 @@
 //! The anchors that move values around: pooling, gather, scatter and index checks, against plain loops over random
 //! geometries, layouts and sizes below the bound.
 
+mod choosing;
 mod harness;
 mod indexing;
 mod pooling;

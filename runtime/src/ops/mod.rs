@@ -14,11 +14,12 @@ mod pool;
 mod reduce;
 mod rules;
 mod scalar;
+mod select;
 mod view;
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
-use slabwise_kernels::size::Size;
+use slabwise_kernels::size::{Size, Symbol};
 use slabwise_kernels::spec::{Dims, PoolKind, ReduceOp, Window};
 use smallvec::SmallVec;
 
@@ -110,6 +111,25 @@ pub enum Op {
         /// One more than the largest index.
         limit: Size,
     },
+    /// Makes the operand (i32, of shape `[]`) the length that a symbol names, for the rest of the run; fails the run if that is
+    /// negative or above the symbol's bound. Its value is never read.
+    Bind {
+        /// The symbol.
+        symbol: Symbol,
+    },
+    /// The row-major positions (i32) of a mask's true elements; the length, a symbol, is part of the node.
+    Compact,
+    /// The positions (i32) of the elements along the last axis in their order; of equal ones the first comes first, and NaN counts as
+    /// largest.
+    Sort {
+        /// The largest first.
+        descending: bool,
+    },
+    /// Which boxes of `[n, 4]`, the best first, stay: those that share no more than this part of their union with a better one that stays.
+    Suppress {
+        /// The part.
+        threshold: f32,
+    },
     /// Puts the operand into a variable at the end of the step; its value is never read.
     Assign(u32),
 }
@@ -122,7 +142,17 @@ impl Op {
 
     /// Done for what it does, not for its value.
     pub fn is_effect(&self) -> bool {
-        matches!(self, Op::CheckIndex { .. } | Op::Assign(_))
+        self.is_check() || matches!(self, Op::Assign(_))
+    }
+
+    /// May fail the run, and so comes before anything is changed.
+    pub fn is_check(&self) -> bool {
+        matches!(self, Op::CheckIndex { .. } | Op::Bind { .. })
+    }
+
+    /// Has a kernel that writes its result in a buffer of its own, and does nothing else.
+    pub fn stands_alone(&self) -> bool {
+        matches!(self, Op::Compact | Op::Sort { .. } | Op::Suppress { .. })
     }
 
     /// One value per point from the operands' values at the same point.
@@ -170,6 +200,10 @@ impl Op {
             Op::Concat { .. } => "concat",
             Op::Pad { .. } => "pad",
             Op::CheckIndex { .. } => "check_index",
+            Op::Bind { .. } => "bind_length",
+            Op::Compact => "positions",
+            Op::Sort { .. } => "argsort",
+            Op::Suppress { .. } => "nms",
             Op::Assign(_) => "assign",
         }
     }

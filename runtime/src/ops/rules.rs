@@ -5,7 +5,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, PoolKind};
 use smallvec::SmallVec;
 
-use super::{Emit, NodeId, Op, conv, index, matmul, pool, reduce, scalar, view};
+use super::{Emit, NodeId, Op, conv, index, matmul, pool, reduce, scalar, select, view};
 use crate::shape::Symbols;
 
 /// The type and shape of an operand.
@@ -52,6 +52,10 @@ pub fn infer(op: &Op, given: &[Given<'_>], declared: (DType, &Dims), symbols: &S
         Op::Slice { .. } | Op::Pad { .. } => Ok((given[0].dtype, dims.clone())),
         Op::Concat { axis } => view::infer_concat(*axis, given, symbols),
         Op::CheckIndex { .. } | Op::Assign(_) => Ok((given[0].dtype, Dims::from_slice(given[0].dims))),
+        Op::Bind { symbol } => select::infer_bind(*symbol, given[0], symbols),
+        Op::Compact => select::infer_compact(given[0], dims),
+        Op::Sort { .. } => select::infer_sort(given[0], symbols),
+        Op::Suppress { threshold } => select::infer_suppress(*threshold, given[0], symbols),
     }
 }
 
@@ -61,6 +65,7 @@ pub fn gradient(g: &mut dyn Emit, op: &Op, node: NodeId, inputs: &[NodeId], dy: 
     match op {
         Op::Input(_) | Op::Variable(_) | Op::Const(_) | Op::Size(_) | Op::Index(_) | Op::Uniform { .. } => Gradients::new(),
         Op::CheckIndex { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => SmallVec::from_elem(None, inputs.len()),
+        Op::Bind { .. } | Op::Compact | Op::Sort { .. } | Op::Suppress { .. } => SmallVec::from_elem(None, inputs.len()),
         Op::Scalar(op) => scalar::gradient(g, *op, node, inputs, dy, wanted),
         // Only float to float carries a gradient, which is f32 for halves too.
         Op::Cast(_) => SmallVec::from_iter([g.dtype(inputs[0]).is_float().then_some(dy)]),

@@ -35,6 +35,10 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         Body::Pool2d(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Pool2dGrad(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Gather(_) | Body::ScatterAdd(_) => PER_INSTRUCTION,
+        Body::Compact(c) => 2 * PER_INSTRUCTION.saturating_mul(count(&c.space)) / points.max(1),
+        // A comparison for each halving of the row.
+        Body::Sort(_) => PER_INSTRUCTION * u64::from(64 - spec.dims.last().map_or(0, at).leading_zeros()),
+        Body::Suppress(_) => PER_INSTRUCTION.saturating_mul(points),
     };
     // What is folded is computed once for all the points that it is folded over.
     let (folded, kept) = (spec.folded(), count(&spec.dims[..spec.dims.len() - spec.reduced]));

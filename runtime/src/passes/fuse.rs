@@ -20,6 +20,7 @@ use slabwise_kernels::spec::{MAX_ARGUMENTS, PoolKind};
 use smallvec::SmallVec;
 
 use super::layout::{AxisMap, is_computed, trace_axes};
+use super::stages::{Stage, stages};
 use crate::graph::{Graph, Node};
 use crate::ops::{NodeId, Op};
 pub(super) use clusters::Edge;
@@ -76,10 +77,11 @@ pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
     if options.recompute {
         recomputed(graph, &edges, &users, &mut inline);
     }
-    let mut builder = Builder { graph, options, users, edges, inline, list: Vec::new(), places: vec![None; graph.nodes.len()] };
+    let (stages, places) = (stages(graph), vec![None; graph.nodes.len()]);
+    let mut builder = Builder { graph, options, users, edges, inline, stages, list: Vec::new(), places };
     for id in graph.ids().rev() {
         let op = &graph.node(id).op;
-        if (is_computed(op) && !builder.inline[id.at()]) || matches!(op, Op::CheckIndex { .. }) {
+        if (is_computed(op) && !builder.inline[id.at()]) || op.is_check() {
             builder.visit(id);
         }
     }
@@ -121,6 +123,7 @@ struct Builder<'a> {
     users: Vec<Users>,
     edges: Vec<SmallVec<[Edge; 3]>>,
     inline: Vec<bool>,
+    stages: Vec<Stage>,
     list: Vec<Cluster>,
     places: Vec<Option<Place>>,
 }
@@ -205,7 +208,7 @@ impl Builder<'_> {
     /// Adds the node to a kernel if the kernel's form allows it.
     fn join(&mut self, id: NodeId, cluster: usize, axes: AxisMap) -> bool {
         let c = &self.list[cluster];
-        if !self.one_part(&[id], &c.members)
+        if !self.belong_together(&[id], &c.members)
             || self.shares_container(&[id], &c.members)
             || c.members.len() >= MEMBERS_MAX
             || self.operands_with(cluster, id) > OPERANDS_MAX

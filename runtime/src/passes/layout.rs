@@ -160,10 +160,11 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
             let source = node.inputs[k];
             let needs_own = match &node.op {
                 Op::Concat { .. } | Op::Pad { .. } => {
-                    !is_computed(&graph.node(source).op) || consumers[source.at()].len() > 1 || is_output[source.at()]
+                    let op = &graph.node(source).op;
+                    !is_computed(op) || op.stands_alone() || consumers[source.at()].len() > 1 || is_output[source.at()]
                 }
                 // The value must not be changed under the feet of others by being written into a variable.
-                Op::Assign(_) => !is_computed(&graph.node(source).op),
+                Op::Assign(_) => !is_computed(&graph.node(source).op) || graph.node(source).op.stands_alone(),
                 Op::Reshape => {
                     view(&out, *input).is_none_or(|v| reshape_strides(&out, &graph.node(source).dims, &v.strides, &node.dims).is_none())
                 }

@@ -6,16 +6,18 @@ use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
 use slabwise_kernels::spec::{
-    Body, CheckIndex, Conv2d, ConvKind, Dims, Gather, Inst, Matmul, Operand, Pool2d, Pool2dGrad, PoolKind, ReduceOp, ScatterAdd, Spec,
-    Store, ValueId,
+    Body, CheckIndex, Compact, Conv2d, ConvKind, Dims, Gather, Inst, Matmul, Operand, Pool2d, Pool2dGrad, PoolKind, ReduceOp, ScatterAdd,
+    Sort, Spec, Store, Suppress, ValueId,
 };
 use smallvec::SmallVec;
 
 use super::fuse::Clusters;
 use super::layout::{AxisMap, contiguous, view};
+use super::stages::stages;
 use super::update::{Updates, place_updates};
 use crate::graph::Graph;
 use crate::ops::{ConvGeometry, NodeId, Op};
+use crate::shape::Extent;
 
 /// What a kernel's argument is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,8 +57,11 @@ pub fn lower(clusters: &Clusters) -> Result<Vec<Task>, String> {
         graph.ids().filter_map(|id| if let Op::Pad { value, .. } = graph.node(id).op { Some((id, value)) } else { None }).collect();
     let first = canvases.len();
     let mut tasks = Vec::new();
+    let stages = stages(graph);
     for &(id, value) in &canvases {
-        tasks.push(fill(graph, id, value).ok_or("a canvas has no strides")?);
+        let mut task = fill(graph, id, value).ok_or("a canvas has no strides")?;
+        task.after.extend(updates.finders(stages[id.at()]).map(|cluster| cluster + first));
+        tasks.push(task);
     }
     for at in 0..clusters.list.len() {
         let mut task = Lowering::new(clusters, at).run(&updates).ok_or_else(|| format!("{} has no strides", clusters.name(at)))?;
@@ -165,7 +170,7 @@ impl<'a> Lowering<'a> {
         let c = &self.clusters.list[self.cluster];
         let mut stores = Vec::new();
         for &id in &c.members {
-            if Some(id) == c.positions || matches!(self.graph.node(id).op, Op::CheckIndex { .. }) {
+            if Some(id) == c.positions || self.graph.node(id).op.is_check() || self.graph.node(id).op.stands_alone() {
                 continue;
             }
             let value = self.member(id)?;
@@ -454,6 +459,20 @@ impl<'a> Lowering<'a> {
                 Body::ScatterAdd(ScatterAdd { axis: *axis, space: dims_of(0).clone(), value: first, index })
             }
             Op::CheckIndex { limit } => Body::CheckIndex(CheckIndex { index: first, limit: *limit }),
+            Op::Bind { symbol } => {
+                let Extent::Found(most) = self.graph.symbols.extent(*symbol) else { return None };
+                Body::CheckIndex(CheckIndex { index: first, limit: most.checked_add(Size::ONE)? })
+            }
+            op if op.stands_alone() => {
+                let own = Operand::contiguous(node.dtype, &node.dims)?;
+                args.push(Arg::Buffer(anchor));
+                match op {
+                    Op::Compact => Body::Compact(Compact { space: dims_of(0).clone(), mask: first, positions: own }),
+                    Op::Sort { descending } => Body::Sort(Sort { descending: *descending, source: first, positions: own }),
+                    Op::Suppress { threshold } => Body::Suppress(Suppress { threshold: *threshold, boxes: first, keep: own }),
+                    _ => return None,
+                }
+            }
             _ => return None,
         };
         Some((body, args))

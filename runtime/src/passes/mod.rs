@@ -11,6 +11,7 @@ mod rerun;
 mod schedule;
 pub mod simplify;
 mod slices;
+mod stages;
 mod stores;
 mod unfuse;
 mod update;

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Access, Body};
 use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Repeated, Rerun, TaskId};
 
@@ -81,13 +82,16 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, target: &Target, guard: u64) ->
         }
     }
     let kept = kept(graph);
+    let found = |id: &NodeId| graph.symbols.any_found(&graph.node(*id).dims);
     for (task, kernel) in tasks.iter().zip(&kernels) {
         let [reads, writes] = touched(task, &buffers);
         let mut planned = slabwise_planner::Task::new(task.name.clone(), &reads, &writes);
         planned.after = task.after.iter().map(|&t| TaskId(t as u32)).collect();
         planned.workspace = kernel.workspace();
         planned.cost = cost(&task.spec, &bounds);
-        if let Some(again) = rerun(task, &kept) {
+        // What the pool holds is not planned, nor is when it would be made again.
+        let in_pool = task.args.iter().any(|arg| matches!(arg, Arg::Buffer(id) if found(id)));
+        if let Some(again) = rerun(task, &kept).filter(|_| !in_pool) {
             planned.repeatable = true;
             if again.spec.stores.len() < task.spec.stores.len() {
                 let kernel = prepare(&again)?;
@@ -97,7 +101,7 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, target: &Target, guard: u64) ->
             }
         }
         let id = s.dag.add_task(planned);
-        let pairs = task.in_place.iter().map(|(from, to)| (buffers[from], buffers[to]));
+        let pairs = task.in_place.iter().filter(|(from, to)| !found(from) && !found(to)).map(|(from, to)| (buffers[from], buffers[to]));
         for (from, to) in pairs.collect::<Vec<_>>() {
             let (a, b) = (&s.dag.buffers[from.index()], &s.dag.buffers[to.index()]);
             if !a.live_out && b.bytes <= a.bytes {
@@ -135,7 +139,10 @@ fn buffer(graph: &Graph, id: NodeId, guard: u64) -> Result<Buffer, String> {
         Phase::Forward | Phase::Again => Kind::Activation,
         Phase::Backward | Phase::Update => Kind::Gradient,
     };
-    let bytes = elements(&node.dims)
+    // What a run finds the size of has no bytes of the slab: the pool gives it some.
+    let is_found = graph.symbols.any_found(&node.dims);
+    let (size, guard) = if is_found { (Some(Size::ZERO), 0) } else { (elements(&node.dims), guard) };
+    let bytes = size
         .and_then(|n| n.checked_at(&graph.symbols.bounds()))
         .and_then(|n| u64::try_from(n).ok())
         .and_then(|n| n.checked_mul(node.dtype.bytes() as u64))

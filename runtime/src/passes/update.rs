@@ -5,8 +5,11 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use slabwise_kernels::size::Symbol;
+
 use super::fuse::Clusters;
 use super::layout::view;
+use super::stages::{Stage, stages, symbols};
 use crate::ops::{NodeId, Op};
 
 /// How the assignments of a program are carried out.
@@ -17,6 +20,15 @@ pub(super) struct Updates {
     pub deferred: Vec<Deferred>,
     /// Per kernel: kernels that must run before it although it takes nothing of them.
     pub after: Vec<Vec<usize>>,
+    /// Kernels that say the length of a symbol.
+    finders: Vec<(Symbol, usize)>,
+}
+
+impl Updates {
+    /// The kernels that say the lengths which a stage waits for.
+    pub fn finders(&self, stage: Stage) -> impl Iterator<Item = usize> {
+        symbols(stage).filter_map(|s| self.finders.iter().find(|f| f.0 == s)).map(|f| f.1)
+    }
 }
 
 pub(super) struct Deferred {
@@ -30,11 +42,16 @@ pub(super) fn place_updates(clusters: &Clusters) -> Updates {
     let count = clusters.list.len();
     let mut readers: HashMap<u32, HashSet<usize>> = HashMap::new();
     let mut next: Vec<HashSet<usize>> = vec![HashSet::new(); count];
-    let mut checks = Vec::new();
+    let (mut checks, mut finders) = (Vec::new(), Vec::new());
     for (at, cluster) in clusters.list.iter().enumerate() {
         for &m in &cluster.members {
-            if matches!(graph.node(m).op, Op::CheckIndex { .. }) {
+            // What may fail a run comes before what changes weights: checks, and kernels whose results the pool has to have room for.
+            let node = graph.node(m);
+            if node.op.is_check() || (clusters.stored[m.at()] && graph.symbols.any_found(&node.dims)) {
                 checks.push(at);
+            }
+            if let Op::Bind { symbol } = node.op {
+                finders.push((symbol, at));
             }
             for source in clusters.sources(m) {
                 if let Op::Variable(v) = graph.node(source).op {
@@ -46,7 +63,15 @@ pub(super) fn place_updates(clusters: &Clusters) -> Updates {
             }
         }
     }
-    let mut updates = Updates { direct: HashMap::new(), deferred: Vec::new(), after: vec![Vec::new(); count] };
+    let mut updates = Updates { direct: HashMap::new(), deferred: Vec::new(), after: vec![Vec::new(); count], finders };
+    let stages = stages(graph);
+    for (at, cluster) in clusters.list.iter().enumerate() {
+        let Some(first) = cluster.members.first() else { continue };
+        for finder in updates.finders(stages[first.at()]).collect::<Vec<_>>() {
+            next[finder].insert(at);
+            updates.after[at].push(finder);
+        }
+    }
     for (before, after) in successions(clusters, &next) {
         next[before].insert(after);
         updates.after[after].push(before);

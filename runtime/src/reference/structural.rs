@@ -196,3 +196,48 @@ pub(super) fn concat(axis: usize, parts: &[&Array], dtype: DType, dims: &[usize]
     }
     whole
 }
+
+/// The positions of true elements, one after the other.
+pub(super) fn compact(mask: &Array, dims: &[usize]) -> Array {
+    let mut values: Vec<f64> = mask.values.iter().enumerate().filter(|(_, v)| **v != 0.0).map(|(i, _)| i as f64).collect();
+    values.resize(dims[0], 0.0);
+    Array { dtype: DType::I32, dims: dims.to_vec(), values }
+}
+
+/// Along the last axis: each place in the order goes to the first element left that no other left comes before.
+pub(super) fn sort(x: &Array, descending: bool) -> Array {
+    let len = x.dims.last().copied().unwrap_or(1);
+    // NaN is above every number.
+    let above = |a: f64, b: f64| if a.is_nan() { !b.is_nan() } else { a > b };
+    let before = |a: f64, b: f64| if descending { above(a, b) } else { above(b, a) };
+    let mut values = Vec::with_capacity(x.values.len());
+    for row in x.values.chunks(len.max(1)) {
+        let mut left: Vec<usize> = (0..row.len()).collect();
+        while !left.is_empty() {
+            let next = (0..left.len()).find(|&k| left.iter().all(|&other| !before(row[other], row[left[k]]))).unwrap_or(0);
+            values.push(left.remove(next) as f64);
+        }
+    }
+    Array { dtype: DType::I32, dims: x.dims.clone(), values }
+}
+
+/// Box by box: the best left stays, and all go that share more than the threshold with it. In single precision, in which overlaps are
+/// defined: a share on either side of the threshold is no matter of rounding.
+pub(super) fn suppress(boxes: &Array, threshold: f32) -> Array {
+    let corners: Vec<[f32; 4]> = boxes.values.chunks(4).map(|b| [b[0] as f32, b[1] as f32, b[2] as f32, b[3] as f32]).collect();
+    let area = |b: &[f32; 4]| (b[2] - b[0]) * (b[3] - b[1]);
+    let share = |a: &[f32; 4], b: &[f32; 4]| {
+        let side = |k: usize| (a[k + 2].min(b[k + 2]) - a[k].max(b[k])).max(0.0);
+        let both = side(0) * side(1);
+        both / (area(a) + area(b) - both)
+    };
+    let mut stays = vec![true; corners.len()];
+    for i in 0..corners.len() {
+        for j in i + 1..corners.len() {
+            if stays[i] && share(&corners[i], &corners[j]) > threshold {
+                stays[j] = false;
+            }
+        }
+    }
+    Array { dtype: DType::Bool, dims: vec![corners.len()], values: stays.iter().map(|&s| f64::from(u8::from(s))).collect() }
+}

@@ -45,7 +45,7 @@ impl Session {
     pub(super) fn run_recorded(&mut self, inner: &Compiled, slab: Region, fed: &[Option<Region>], env: &Env) -> Result<bool> {
         let (Backend::Cuda(gpu), Some(loaded)) = (&mut self.memory, &inner.loaded) else { return Ok(false) };
         gpu.start(loaded, env)?;
-        if self.profile.is_some() || self.recording.is_some() || inner.guard > 0 || !gpu.graphs {
+        if self.profile.is_some() || self.recording.is_some() || inner.guard > 0 || inner.finds || !gpu.graphs {
             return Ok(false);
         }
         let mut key: SmallVec<[u64; 24]> = env.0.iter().map(|&size| u64::from(size)).collect();

@@ -27,7 +27,7 @@ pub(super) fn broadcast_shape(a: &[Size], b: &[Size]) -> Option<Dims> {
 }
 
 /// The operands repeated to a common shape.
-fn broadcast_all(g: &mut Graph, what: &str, ids: &[NodeId]) -> Result<Vec<NodeId>, String> {
+pub(super) fn broadcast_all(g: &mut Graph, what: &str, ids: &[NodeId]) -> Result<Vec<NodeId>, String> {
     let mut dims = g.dims(ids[0]).clone();
     for &id in &ids[1..] {
         dims = broadcast_shape(&dims, g.dims(id)).ok_or_else(|| {

@@ -3,13 +3,13 @@
 use slabwise::graph::Graph;
 use slabwise::ops::{Axes, ConvGeometry, Emit, NodeId, Op};
 use slabwise::params::Init;
-use slabwise::shape::{Dims, Env, Size};
+use slabwise::shape::{Dims, Env, Extent, Size};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::spec::{PoolKind, Window};
 
 use super::{BOUND, Known, LIMIT, Maker};
-use crate::support::variable;
+use crate::support::{select_by, variable};
 
 impl Maker {
     pub(super) fn matmul(&mut self) -> Option<()> {
@@ -95,6 +95,59 @@ impl Maker {
         if self.g.dtype(node).is_float() && self.rng.one_in(2) {
             self.differentiate(node, &[before]);
         }
+        Some(())
+    }
+
+    /// The elements of a tensor at which a mask holds; how many is a length of the run.
+    pub(super) fn select(&mut self) -> Option<()> {
+        const FOUND_MAX: usize = 2;
+        let is_found = |extent: Extent| matches!(extent, Extent::Found(_));
+        if self.g.symbols.iter().filter(|(_, _, extent)| is_found(*extent)).count() >= FOUND_MAX {
+            return None;
+        }
+        let x = self.any()?;
+        let (dims, known) = (self.g.dims(x).clone(), self.of(x));
+        let mask = self.find(|g, id, known| g.dtype(id) == DType::Bool && known.exact && *g.dims(id) == dims);
+        let mask = match mask {
+            Some(mask) => mask,
+            None => {
+                // Every second or third element.
+                let every = self.rng.below(2) as f32 + 1.0;
+                let (index, _) = self.index(&dims);
+                let index = self.g.cast(index, DType::I32);
+                let every = self.g.full(every, DType::I32, &dims);
+                self.g.scalar(ScalarOp::Ge, &[index, every])
+            }
+        };
+        let dtype = self.g.dtype(x);
+        let chosen = select_by(&mut self.g, x, mask)?;
+        self.keep(chosen, known.bound, known.exact);
+        if dtype.is_float() && self.rng.one_in(2) {
+            self.differentiate(chosen, &[x]);
+        }
+        Some(())
+    }
+
+    /// The order of elements along the last axis.
+    pub(super) fn order(&mut self) -> Option<()> {
+        let x = self.find(|g, id, known| known.exact && !g.dims(id).is_empty() && g.dtype(id) != DType::Bool)?;
+        let dims = self.g.dims(x).clone();
+        let most = dims.last()?.at(&self.g.symbols.bounds());
+        let op = Op::Sort { descending: self.rng.one_in(2) };
+        let order = self.g.emit(op, &[x], DType::I32, dims);
+        self.keep(order, most as f64, true);
+        Some(())
+    }
+
+    /// Boxes that stay. Corners in any order: what the overlap of such boxes is, is defined as well.
+    pub(super) fn suppress(&mut self) -> Option<()> {
+        let fits =
+            |g: &Graph, id: NodeId, known: Known| known.exact && g.dtype(id) == DType::F32 && g.dims(id).len() == 2 && g.dims(id)[1].is(4);
+        let boxes = self.find(fits)?;
+        let dims = Dims::from_slice(&self.g.dims(boxes)[..1]);
+        let op = Op::Suppress { threshold: self.rng.pick(&[0.0, 0.25, 0.5]) };
+        let keep = self.g.emit(op, &[boxes], DType::Bool, dims);
+        self.keep(keep, 1.0, true);
         Some(())
     }
 

@@ -43,5 +43,6 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::Gather(gather) => gather::lower(spec, gather, bounds, target),
         Body::ScatterAdd(scatter) => scatter::lower(spec, scatter, bounds, target),
         Body::CheckIndex(check) => gather::lower_check(spec, check, bounds, target),
+        Body::Compact(_) | Body::Sort(_) | Body::Suppress(_) => Err(SpecError("choosing by value has no CUDA source".into())),
     }
 }

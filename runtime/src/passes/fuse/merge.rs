@@ -70,7 +70,7 @@ impl Builder<'_> {
             a.members.iter().any(|m| phase(m) == Phase::Again) && b.members.iter().all(|m| phase(m) == Phase::Forward)
         };
         let in_time = !early(x, y) && !early(y, x);
-        let alike = self.one_part(&x.members, &y.members) && in_time;
+        let alike = self.belong_together(&x.members, &y.members) && in_time;
         small && alike && !self.shares_container(&x.members, &y.members) && !self.reaches(a, b) && !self.reaches(b, a)
     }
 
@@ -87,10 +87,10 @@ impl Builder<'_> {
         }
     }
 
-    /// Whether two kernels belong to one part of the batch, as the members of each do.
-    pub(super) fn one_part(&self, a: &[NodeId], b: &[NodeId]) -> bool {
-        let part = |members: &[NodeId]| members.first().map(|m| self.graph.origin(*m).part);
-        part(a) == part(b)
+    /// Whether two kernels belong to one part of the batch and to one stage, as the members of each do.
+    pub(super) fn belong_together(&self, a: &[NodeId], b: &[NodeId]) -> bool {
+        let of = |members: &[NodeId]| members.first().map(|m| (self.graph.origin(*m).part, self.stages[m.at()]));
+        of(a) == of(b)
     }
 
     /// Whether parts of one concatenation or padding are among both: one kernel may write only one part of a buffer.

@@ -1,0 +1,86 @@
+//! Non-maximum suppression: of boxes in order of preference, those stay that no better one which stays overlaps too much.
+//!
+//! Boxes are taken in blocks. Within a block each waits for those before it; what the block leaves is then held against all
+//! later boxes at once. The result is that of one box after the other, for any number of threads.
+
+use super::walk::{Walk, aligned, check_operand};
+use super::{Config, Launch, SpecError};
+use crate::dtype::DType;
+use crate::size::Env;
+use crate::spec::{Body, Spec};
+
+/// Boxes of a block.
+const BLOCK: usize = 64;
+/// Later boxes that one worker holds against a block before it takes the next.
+const CHUNK: usize = 1 << 10;
+
+/// See [`Body::Suppress`].
+pub(crate) struct Suppress {
+    boxes_max: usize,
+}
+
+/// Corners and area.
+type Rect = [f32; 5];
+
+impl Suppress {
+    pub fn new(spec: &Spec, bound: &Env, _config: &Config) -> Result<Self, SpecError> {
+        let Body::Suppress(suppress) = &spec.body else { return Err(SpecError("not a suppression".into())) };
+        if spec.dims.len() != 1 {
+            return Err(SpecError(format!("boxes have one axis, not {}", spec.dims.len())));
+        }
+        check_operand("the boxes", &suppress.boxes, 2, &[DType::F32])?;
+        check_operand("what stays", &suppress.keep, 1, &[DType::Bool])?;
+        Ok(Suppress { boxes_max: spec.dims[0].usize_at(bound) })
+    }
+
+    pub fn workspace(&self) -> u64 {
+        aligned(self.boxes_max * size_of::<Rect>()) as u64
+    }
+
+    /// # Safety
+    /// What [`Launch`] promises about its addresses.
+    pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
+        let Body::Suppress(suppress) = &spec.body else { unreachable!("checked by new") };
+        let count = spec.dims[0].usize_at(launch.env);
+        let boxes = Walk::new(&suppress.boxes, launch.args[0], launch.env);
+        let keep = Walk::new(&suppress.keep, launch.args[1], launch.env);
+        // SAFETY: the workspace holds the most boxes there can be, and belongs to this launch.
+        let rects = unsafe { std::slice::from_raw_parts_mut(launch.workspace.cast::<Rect>(), count) };
+        for (i, rect) in rects.iter_mut().enumerate() {
+            // SAFETY: four numbers of one box.
+            let side = |k: isize| f32::from_bits(unsafe { boxes.load(i as isize * boxes.strides[0] + k * boxes.strides[1]) });
+            let [x0, y0, x1, y1] = [side(0), side(1), side(2), side(3)];
+            *rect = [x0, y0, x1, y1, (x1 - x0) * (y1 - y0)];
+        }
+        let rects = &*rects;
+        let place = |i: usize| keep.element::<u8>(i as isize * keep.strides[0]);
+        // SAFETY: each of these touches one element of the result, which one worker at a time has.
+        let (stays, set) = (|i: usize| unsafe { place(i).read() } != 0, |i: usize, to: u8| unsafe { place(i).write(to) });
+        (0..count).for_each(|i| set(i, 1));
+        let covers = |i: usize, j: usize| overlap(&rects[i], &rects[j]) > suppress.threshold;
+        for from in (0..count).step_by(BLOCK) {
+            let end = (from + BLOCK).min(count);
+            for j in from + 1..end {
+                if (from..j).any(|i| stays(i) && covers(i, j)) {
+                    set(j, 0);
+                }
+            }
+            launch.team.run((count - end).div_ceil(CHUNK), &|chunk, _| {
+                let first = end + chunk * CHUNK;
+                for j in first..(first + CHUNK).min(count) {
+                    if stays(j) && (from..end).any(|i| stays(i) && covers(i, j)) {
+                        set(j, 0);
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Intersection over union of two boxes; NaN if both are empty, which is above no threshold.
+fn overlap(a: &Rect, b: &Rect) -> f32 {
+    let width = (a[2].min(b[2]) - a[0].max(b[0])).max(0.0);
+    let height = (a[3].min(b[3]) - a[1].max(b[1])).max(0.0);
+    let shared = width * height;
+    shared / (a[4] + b[4] - shared)
+}

@@ -1,0 +1,48 @@
+//! What of a graph can run before a kernel has found a length, and what cannot.
+//!
+//! A value that has such a length among its own, or is made of one that has, waits for the node that says it
+//! ([`Op::Bind`](crate::ops::Op::Bind)). The graph's edges do not tell all of that: ones repeated to a length take nothing of what
+//! found it. So each node gets a *stage*, the set of found lengths that it waits for, and a kernel has members of one stage: then
+//! no kernel waits for a length that it helps to find.
+
+use slabwise_kernels::size::{MAX_SYMBOLS, Size, Symbol};
+
+use crate::graph::{Graph, Node};
+use crate::ops::Op;
+
+/// A set of symbols, as bits.
+pub(super) type Stage = u16;
+
+/// The stage of every node.
+pub(super) fn stages(graph: &Graph) -> Vec<Stage> {
+    let mut stages: Vec<Stage> = Vec::with_capacity(graph.nodes.len());
+    // What waits for a symbol waits for all that finding it took.
+    let mut of_symbol = [0; MAX_SYMBOLS];
+    for node in &graph.nodes {
+        let mut stage = node.inputs.iter().fold(0, |stage, input| stage | stages[input.at()]);
+        for Symbol(s) in sizes(node).flat_map(Size::symbols).filter(|&s| graph.symbols.is_found(s)) {
+            stage |= of_symbol[usize::from(s)];
+        }
+        if let Op::Bind { symbol: Symbol(s) } = node.op {
+            of_symbol[usize::from(s)] = stage | 1 << s;
+        }
+        stages.push(stage);
+    }
+    stages
+}
+
+/// The symbols of a stage.
+pub(super) fn symbols(stage: Stage) -> impl Iterator<Item = Symbol> {
+    (0..MAX_SYMBOLS as u8).filter(move |s| stage >> s & 1 != 0).map(Symbol)
+}
+
+/// Every size that a node mentions.
+fn sizes(node: &Node) -> impl Iterator<Item = Size> {
+    let own: &[Size] = match &node.op {
+        Op::Size(size) | Op::CheckIndex { limit: size } => std::slice::from_ref(size),
+        Op::Index(strides) => strides,
+        Op::Slice { start, .. } | Op::Pad { start, .. } => start,
+        _ => &[],
+    };
+    node.dims.iter().chain(own).copied()
+}

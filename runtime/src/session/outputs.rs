@@ -1,0 +1,36 @@
+//! What a run gives: its outputs, where they lie.
+
+use slabwise_kernels::memory::Region;
+use slabwise_kernels::size::Env;
+
+use super::Session;
+use crate::buffer::{Buffer, Output, Shown};
+use crate::error::Result;
+use crate::feed::Feed;
+use crate::program::{Compiled, lengths};
+
+impl Session {
+    /// The outputs of a run, where they lie.
+    pub(super) fn outputs<const N: usize>(
+        &mut self,
+        inner: &Compiled,
+        feed: &dyn Feed,
+        env: &Env,
+        slab: Region,
+    ) -> Result<[Output<'_>; N]> {
+        let place = |b: usize| slab.part(inner.buffers[b].place.offset, inner.buffers[b].place.bytes);
+        let buffers: [Option<Buffer>; N] = self.give_donated(inner, feed, env, &mut |b| place(b))?;
+        let mut regions = [Region::default(); N];
+        for (region, &b) in regions.iter_mut().zip(&inner.outputs) {
+            *region = if inner.buffers[b].found { self.found_region(b, slab)? } else { place(b) };
+        }
+        Ok(std::array::from_fn(|i| self.output(inner, i, regions[i], env, buffers[i].clone())))
+    }
+
+    pub(crate) fn output(&self, inner: &Compiled, i: usize, region: Region, env: &Env, buffer: Option<Buffer>) -> Output<'_> {
+        let planned = &inner.buffers[inner.outputs[i]];
+        let lengths = lengths(&planned.dims, env);
+        let bytes = lengths.iter().product::<usize>() * planned.dtype.bytes();
+        Output { shown: Shown::new(&self.memory, region.part(0, bytes as u64)), dtype: planned.dtype, lengths, buffer }
+    }
+}
