@@ -5,11 +5,11 @@ mod ledger;
 
 use std::sync::{Arc, OnceLock};
 
-use slabwise_kernels::cpu::Kernel;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 
+use crate::backend::{Kernel, Loaded, Resources};
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, Origin};
@@ -33,6 +33,11 @@ impl<const N: usize> Program<N> {
     /// run, that is the plan for a length of 64.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
+    }
+
+    /// What the functions of each kernel use of a GPU, in the order of [`Plan::steps`]; nothing on the CPU.
+    pub fn resources(&self) -> Vec<Vec<Resources>> {
+        self.inner.resources()
     }
 }
 
@@ -99,6 +104,8 @@ pub(crate) struct Compiled {
     pub slab_bytes: u64,
     pub plan: Plan,
     pub guard: u64,
+    /// What its kernels became on a device other than the CPU.
+    pub loaded: Option<Loaded>,
     /// What blocks of the dynamic mode are for: buffers, then the workspaces of the steps.
     pub tags: Vec<Tag>,
     /// The tags' numbers in the session's pool, once it has seen them.
@@ -188,7 +195,27 @@ impl Compiled {
             slab_bytes: offsets.height,
             plan,
             guard,
+            loaded: None,
         })
+    }
+
+    /// What each step's functions use of a GPU, in the order of the steps; nothing on the CPU.
+    pub fn resources(&self) -> Vec<Vec<Resources>> {
+        #[cfg(feature = "cuda")]
+        if let Some(loaded) = &self.loaded {
+            return self.steps.iter().map(|step| loaded.resources(&step.kernel)).collect();
+        }
+        Vec::new()
+    }
+
+    /// One past the highest byte of the slab that a kernel is given.
+    pub fn peak(&self) -> u64 {
+        let end = |p: Planned| p.offset + p.bytes;
+        let of = |step: &Step| {
+            let planned = step.places.iter().map(|p| if let Place::Planned(b) = p { end(self.buffers[*b].place) } else { 0 });
+            planned.max().unwrap_or(0).max(end(step.workspace))
+        };
+        self.steps.iter().map(of).max().unwrap_or(0)
     }
 
     /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.

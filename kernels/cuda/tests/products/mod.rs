@@ -209,7 +209,7 @@ fn each<R>(cases: &[Case], pick: Pick, right: impl Fn(&Case) -> R, judge: impl F
         let right = right(case);
         for candidate in candidates {
             names.insert(candidate.name.clone());
-            let new = candidate.lowered.functions.iter().fold(false, |new, f| seen.insert(f.name.clone()) || new);
+            let new = candidate.lowered.functions.iter().filter(|f| seen.insert(f.name.clone())).count() > 0;
             let orders = if new { &Order::ALL[..] } else { &Order::ALL[i % 3..][..1] };
             let mut first: Option<Vec<Vec<u8>>> = None;
             for &order in orders {
