@@ -111,7 +111,8 @@ impl Writer<'_> {
         let free = self.side(&view.free, view.window.map(|w| w.free));
         let deep = self.side(&view.deep, view.window.map(|w| w.deep));
         let (elem, window) = (elem.name(), view.window.is_some());
-        format!("using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}>;\n")
+        let whole = view.is_known() && view.is_whole(vector, &Env::default());
+        format!("using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}>;\n")
     }
 
     /// Declares the coordinates of the point at `batch`, `row` and `column`, and runs the spec's program there on `sum`.

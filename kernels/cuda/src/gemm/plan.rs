@@ -5,7 +5,7 @@
 //! more often than not. Where a device is at hand, the first few are timed.
 
 use super::problem::View;
-use super::tiles::{Elem, Kernel, REGISTER_TILES, TENSOR_TILES, VECTOR_WARPS};
+use super::tiles::{Elem, Kernel, REGISTER_TILES, RegisterTile, TENSOR_TILES, VECTOR_WARPS};
 use crate::lower::Target;
 
 /// A way to compute a product.
@@ -71,7 +71,10 @@ impl Choice<'_> {
         if left == right && (left != Elem::F32 || self.target.tf32) {
             list.extend(TENSOR_TILES.map(|t| Kernel::Tensor(t, left)));
         } else {
-            list.extend(REGISTER_TILES.map(Kernel::Registers));
+            // Positions in an image take registers: of the largest tile only one block fits beside them without spills.
+            let windowed = self.views.iter().any(|v| v.window.is_some());
+            let fitting = |t: RegisterTile| RegisterTile { blocks: if windowed && t.blocks == 2 { 1 } else { t.blocks }, ..t };
+            list.extend(REGISTER_TILES.map(fitting).map(Kernel::Registers));
         }
         let [rows, columns, ..] = self.sizes;
         for (turned, few, many) in [(false, rows, columns), (true, columns, rows)] {

@@ -285,6 +285,13 @@ impl View {
             && others.filter(|(c, _)| c.at(env) > 1).all(|(_, s)| whole(s.at(env)))
     }
 
+    /// Whether [`View::is_whole`] is the same for all sizes.
+    pub fn is_known(&self) -> bool {
+        let walks = self.batch.iter().chain(&self.free).chain(&self.deep);
+        walks.clone().all(|(count, stride)| count.known().is_some() && stride.as_fixed().is_some())
+            && self.offset.iter().all(|s| s.as_fixed().is_some())
+    }
+
     /// Elements before the first.
     pub fn offset(&self, env: &Env) -> i64 {
         self.offset.iter().map(|s| s.at(env)).fold(0, i64::saturating_add)

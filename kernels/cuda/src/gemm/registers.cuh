@@ -25,7 +25,8 @@ struct RegisterTile {
             for (int j = 0; j < WIDE; ++j) sum[i][j] = 0.0f;
         walk<STAGES, DEEP>(left, right, shared, shared + STAGES * LeftTile::SIZE, LeftTile::SIZE, RightTile::SIZE, share.deep, share.end,
                            [&](const float* x, const float* y) {
-#pragma unroll
+            // Four steps at a time: with more, more fragments are read ahead than there are registers.
+#pragma unroll 4
             for (int k = 0; k < DEEP; ++k) {
                 Vec<float, 4> down[HIGH / 4], across[WIDE / 4];
 #pragma unroll

@@ -42,8 +42,9 @@ struct Side {
 
 /// An operand of a product. FREE is the side that the result shares, DEEP the contracted one, BATCH what tells one product from
 /// the next. The address is word ADDRESS. Words from AT on: elements before the first; whether neighbours along the contiguous
-/// side always come in whole, aligned vectors of 16 bytes; for a window the image's height and width.
-template <class E, class Offset, int ADDRESS, int AT, class BATCH, class FREE, class DEEP, bool WINDOW>
+/// side come in whole, aligned vectors of 16 bytes (WHOLE: they do, whatever the sizes); for a window the image's height and
+/// width.
+template <class E, class Offset, int ADDRESS, int AT, class BATCH, class FREE, class DEEP, bool WINDOW, bool WHOLE>
 struct Matrix {
     using Element = E;
     using Free = FREE;
@@ -57,7 +58,7 @@ struct Matrix {
         first = reinterpret_cast<const E*>(w[ADDRESS]) + (long long)(w[AT]) + BATCH::at(w, batch).offset;
     }
     /// Whether vectors of 16 bytes are aligned and never cross the end of an axis.
-    SLABWISE_METHOD bool whole() const { return w[AT + 1] != 0; }
+    SLABWISE_METHOD bool whole() const { return WHOLE || w[AT + 1] != 0; }
     /// Whether the element lies in the image.
     SLABWISE_METHOD bool inside(const Spot& free, const Spot& deep) const {
         return !WINDOW || (unsigned(free.y + deep.y) < unsigned(w[AT + 2]) && unsigned(free.x + deep.x) < unsigned(w[AT + 3]));
