@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 /// Most symbols a program may have.
 pub const MAX_SYMBOLS: usize = 8;
 /// Most symbols multiplied together in one size.
@@ -149,7 +151,7 @@ impl Size {
             if self.offset != 0 || self.scale == 0 || self.scale % other.scale != 0 {
                 return None;
             }
-            let mut rest: Vec<u8> = self.factors.iter().copied().filter(|&f| f != 0).collect();
+            let mut rest: SmallVec<[u8; FACTORS]> = self.factors.iter().copied().filter(|&f| f != 0).collect();
             for f in other.factors.iter().filter(|&&f| f != 0) {
                 let at = rest.iter().position(|r| r == f)?;
                 rest.remove(at);

@@ -3,7 +3,7 @@
 use slabwise::graph::Graph;
 use slabwise::ops::{Axes, ConvGeometry, Emit, NodeId, Op};
 use slabwise::params::Init;
-use slabwise::shape::{Dims, Env, Extent, Size};
+use slabwise::shape::{Dims, Env, Extent, Size, elements};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::spec::{PoolKind, Window};
@@ -289,6 +289,8 @@ impl Maker {
         }
         let mut whole = dims;
         whole[axis] = parts.iter().try_fold(Size::ZERO, |n, &p| n.checked_add(self.g.dims(p)[axis]))?;
+        // Such as [batch, batch + 4], whose count of elements has no form.
+        elements(&whole)?;
         let node = self.g.emit(Op::Concat { axis }, &parts, dtype, whole);
         let bound = parts.iter().map(|&p| self.of(p).bound).fold(0.0, f64::max);
         let exact = parts.iter().all(|&p| self.of(p).exact);
