@@ -1,9 +1,11 @@
 //! From graph to program: every stage in its order.
 
+mod within;
+
 use std::time::Instant;
 
 use slabwise_kernels::cpu::Isa;
-use slabwise_planner::{Bytes, Dag, Options, plan_within};
+use slabwise_planner::{Bytes, Options};
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
@@ -61,14 +63,8 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     let beside = session.persistent_bytes_with(&graph)?;
     let room = session.budget.room(beside, offsets.height);
     if let Some(room) = room.filter(|&room| room < offsets.height) {
-        let within = plan_within(&scheduled.dag, offsets, room, &options.planner).map_err(|e| internal(e.to_string()))?;
-        again.floor = within.floor;
-        offsets = within.plan;
-        if let Some(repeated) = within.repeated {
-            let cost = |dag: &Dag| dag.tasks.iter().map(|task| task.cost as f64).sum::<f64>();
-            (again.tasks, again.overhead) = (repeated.again(), cost(&repeated.dag) / cost(&scheduled.dag) - 1.0);
-            scheduled = scheduled.repeated(repeated.into_inner());
-        }
+        let within = within::within(scheduled, offsets, room, session.offload, &options.planner);
+        (scheduled, offsets, again) = within.map_err(|e| internal(e.to_string()))?;
     }
     let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
     let mut persistent = Persistent::default();

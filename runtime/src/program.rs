@@ -6,6 +6,7 @@ use slabwise_kernels::cpu::Kernel;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
+use slabwise_planner::{self as planner, Space};
 
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
@@ -39,9 +40,26 @@ pub(crate) enum Place {
     Sizes,
 }
 
-/// One kernel with its arguments.
+/// What a step does.
+pub(crate) enum Work {
+    /// Runs a kernel.
+    Run(Arc<Kernel>),
+    /// Starts the copy of this index.
+    Start(usize),
+    /// Waits until the copy of this index has ended.
+    Finish(usize),
+}
+
+/// A copy between slab and host: from a buffer of the program to another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copied {
+    pub from: usize,
+    pub to: usize,
+}
+
+/// One kernel with its arguments, or half of a copy.
 pub(crate) struct Step {
-    pub kernel: Arc<Kernel>,
+    pub work: Work,
     pub places: Vec<Place>,
     pub workspace: Planned,
     pub name: String,
@@ -52,7 +70,7 @@ pub(crate) struct Step {
     pub begins: Vec<usize>,
 }
 
-/// Bytes of the slab.
+/// Bytes of the slab, or of the host's space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Planned {
     pub offset: u64,
@@ -63,6 +81,8 @@ pub(crate) struct Planned {
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedBuffer {
     pub place: Planned,
+    /// Whether it lies in the host's space instead of the slab.
+    pub on_host: bool,
     /// Its bytes without alignment and guards.
     pub used: u64,
     pub dtype: DType,
@@ -85,10 +105,13 @@ pub(crate) struct Compiled {
     pub name: Arc<str>,
     pub steps: Vec<Step>,
     pub buffers: Vec<PlannedBuffer>,
+    /// The copies, in the order they start.
+    pub copies: Vec<Copied>,
     pub inputs: Vec<InputSlot>,
     pub outputs: Vec<usize>,
     pub symbols: Symbols,
     pub slab_bytes: u64,
+    pub host_bytes: u64,
     pub plan: Plan,
     pub guard: u64,
     /// What blocks of the dynamic mode are for: buffers, then the workspaces of the steps.
@@ -104,41 +127,49 @@ impl Compiled {
     /// Puts kernels and checked offsets together: a program exists only with a plan that the checker accepted.
     pub fn link(graph: &Graph, scheduled: Scheduled, variables: &[usize], plan: Plan, guard: u64, session: u64) -> Result<Self> {
         let offsets = plan.offsets();
-        let Scheduled { dag, tasks, kernels, nodes } = &scheduled;
+        let Scheduled { dag, tasks, kernels, nodes, copies, .. } = &scheduled;
         let buffers: Vec<PlannedBuffer> = nodes
             .iter()
             .enumerate()
             .map(|(at, &id)| {
                 let node = graph.node(id);
-                let bytes = dag.buffers[at].bytes.next_multiple_of(slabwise_planner::ALIGN);
+                let bytes = dag.buffers[at].bytes.next_multiple_of(planner::ALIGN);
                 PlannedBuffer {
                     place: Planned { offset: offsets.offsets[at], bytes },
+                    on_host: dag.buffers[at].space == Space::Host,
                     used: dag.buffers[at].bytes - guard,
                     dtype: node.dtype,
                     dims: node.dims.clone(),
                 }
             })
             .collect();
-        let mut steps = Vec::with_capacity(tasks.len());
+        let mut steps = Vec::with_capacity(dag.tasks.len());
         for (step, &id) in offsets.order.iter().enumerate() {
-            let task = id.index();
-            let kernel = kernels[task].clone();
             let place = |arg: &Arg| match arg {
                 Arg::Buffer(node) => scheduled.buffer_of(id, *node).map(|b| Place::Planned(b.index())),
                 Arg::Variable(v) => Some(Place::Variable(variables[*v as usize])),
                 Arg::Sizes => Some(Place::Sizes),
             };
-            let places = tasks[task].args.iter().map(place).collect::<Option<_>>();
-            let places = places.ok_or_else(|| Error::Internal("an argument has no buffer".into()))?;
-            let at = |when: fn(&slabwise_planner::Lifetime) -> u64| -> Vec<usize> {
+            let (work, places, node) = match scheduled.work(id) {
+                planner::Work::Run(task) => {
+                    let task = task.index();
+                    let places = tasks[task].args.iter().map(place).collect::<Option<_>>();
+                    let places = places.ok_or_else(|| Error::Internal("an argument has no buffer".into()))?;
+                    (Work::Run(kernels[task].clone()), places, tasks[task].node)
+                }
+                planner::Work::Start(k) => (Work::Start(k as usize), Vec::new(), nodes[copies[k as usize].from.index()]),
+                planner::Work::Finish(k) => (Work::Finish(k as usize), Vec::new(), nodes[copies[k as usize].from.index()]),
+            };
+            let workspace = if let Work::Run(kernel) = &work { kernel.workspace() } else { 0 };
+            let at = |when: fn(&planner::Lifetime) -> u64| -> Vec<usize> {
                 (0..buffers.len()).filter(|&b| when(&offsets.lifetimes[b]) as usize == step).collect()
             };
             steps.push(Step {
-                workspace: Planned { offset: offsets.workspace_offsets[task], bytes: kernel.workspace() },
-                kernel,
+                workspace: Planned { offset: offsets.workspace_offsets[id.index()], bytes: workspace },
+                work,
                 places,
-                name: dag.tasks[task].name.clone(),
-                origin: graph.origin(tasks[task].node).clone(),
+                name: dag.tasks[id.index()].name.clone(),
+                origin: graph.origin(node).clone(),
                 ends: at(|l| l.end.saturating_sub(1)),
                 begins: at(|l| l.start),
             });
@@ -174,10 +205,12 @@ impl Compiled {
             name: plan.name().into(),
             steps,
             buffers,
+            copies: copies.iter().map(|copy| Copied { from: copy.from.index(), to: copy.to.index() }).collect(),
             inputs,
             outputs,
             symbols: graph.symbols.clone(),
             slab_bytes: offsets.height,
+            host_bytes: offsets.host_height,
             plan,
             guard,
         })
@@ -285,4 +318,32 @@ impl Compiled {
 /// The lengths that a shape has in a run.
 pub(crate) fn lengths(dims: &Dims, env: &Env) -> Lengths {
     dims.iter().map(|d| d.usize_at(env)).collect()
+}
+
+impl Step {
+    /// The largest team that it may run with, if it runs a kernel.
+    pub fn threads(&self) -> Option<usize> {
+        if let Work::Run(kernel) = &self.work { Some(kernel.threads()) } else { None }
+    }
+}
+
+impl Step {
+    /// The end of the highest byte of the slab that it is given, whether inputs lie there or elsewhere.
+    pub fn slab_end(&self, inner: &Compiled) -> u64 {
+        let copied = match self.work {
+            Work::Run(_) => None,
+            Work::Start(copy) | Work::Finish(copy) => Some(inner.copies[copy]),
+        };
+        let placed = self.places.iter().filter_map(|p| if let Place::Planned(b) = p { Some(*b) } else { None });
+        let buffers = placed.chain(copied.into_iter().flat_map(|copied| [copied.from, copied.to]));
+        let places = buffers.map(|b| &inner.buffers[b]).filter(|b| !b.on_host).map(|b| b.place).chain([self.workspace]);
+        places.map(|place| place.offset + place.bytes).max().unwrap_or(0)
+    }
+}
+
+impl PlannedBuffer {
+    /// The bytes of its value under the sizes of a run.
+    pub fn bytes_at(&self, env: &Env) -> u64 {
+        lengths(&self.dims, env).iter().product::<usize>() as u64 * self.dtype.bytes() as u64
+    }
 }

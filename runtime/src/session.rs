@@ -1,5 +1,6 @@
 //! A session: the weights, the slab, and the programs that share them.
 
+mod copies;
 mod measure;
 mod shared;
 
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
@@ -23,10 +25,11 @@ use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, VariableInfo};
 use crate::memory::budget::{Allowance, Budget};
+use crate::memory::offload::Offload;
 use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::plan::Plan;
-use crate::program::{Compiled, Place, Planned, Program, lengths};
+use crate::program::{Compiled, Place, Program, Step, Work, lengths};
 use crate::tensor::Tensor;
 use crate::trace::Trace;
 
@@ -62,8 +65,13 @@ pub struct Session {
     by_name: HashMap<Arc<str>, usize>,
     counters: Vec<shared::SharedCounter>,
     slab: Option<Region>,
+    /// What programs send to the host lies here.
+    host: Option<Region>,
+    /// The copies that a run has started.
+    tickets: Vec<Ticket>,
     sizes: Region,
     pub(crate) budget: Allowance,
+    pub(crate) offload: Option<Offload>,
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
@@ -102,8 +110,11 @@ impl Session {
             by_name: HashMap::new(),
             counters: Vec::new(),
             slab: None,
+            host: None,
+            tickets: Vec::new(),
             sizes,
             budget: Allowance::default(),
+            offload: None,
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
@@ -216,6 +227,7 @@ impl Session {
         let inner = compile(self, name, graph, Instant::now())?;
         self.keep_counters(counters);
         self.grow_slab(inner.slab_bytes, name)?;
+        self.prepare_copies(&inner)?;
         Ok(Program { inner })
     }
 
@@ -307,41 +319,63 @@ impl Session {
         let inner = &program.inner;
         let env = self.begin(inner, &feed)?;
         let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
-        let place = |p: Planned| slab.part(p.offset, p.bytes);
-        let regions: SmallVec<[Option<Region>; 8]> = self.stage(inner, &feed, &mut |buffer| place(inner.buffers[buffer].place))?;
+        let host = self.host.unwrap_or_default();
+        let place = |buffer: usize| {
+            let planned = &inner.buffers[buffer];
+            (if planned.on_host { host } else { slab }).part(planned.place.offset, planned.place.bytes)
+        };
+        let regions: SmallVec<[Option<Region>; 8]> = self.stage(inner, &feed, &mut |buffer| place(buffer))?;
+        let fed = |buffer: usize| inner.inputs.iter().position(|i| i.buffer == Some(buffer)).and_then(|i| regions[i]);
+        let place = |buffer: usize| fed(buffer).unwrap_or_else(|| place(buffer));
+        if inner.guard > 0 {
+            crate::checks::begin(self, inner, slab);
+        }
+        let done = self.run_planned(inner, slab, &env, &place);
+        if done.is_err() {
+            // Whoever comes next finds nothing under way.
+            self.memory.wait_for_all();
+        }
+        self.stats = RunStats { peak_slab_bytes: done? };
+        let own = |buffer: usize| slab.part(inner.buffers[buffer].place.offset, inner.buffers[buffer].place.bytes);
+        let buffers: [Option<Buffer>; N] = self.give_donated(inner, &feed, &env, &mut |b| own(b))?;
+        Ok(std::array::from_fn(|i| self.output(inner, i, own(inner.outputs[i]), &env, buffers[i].clone())))
+    }
+
+    /// Runs the steps of a program whose buffers lie where `place` says; the end of the highest byte of the slab in use.
+    fn run_planned(&mut self, inner: &Compiled, slab: Region, env: &Env, place: &dyn Fn(usize) -> Region) -> Result<u64> {
         let mut peak = 0;
+        self.tickets.clear();
         if inner.guard > 0 {
             crate::checks::begin(self, inner, slab);
         }
         for (at, step) in inner.steps.iter().enumerate() {
-            let workspace = place(step.workspace);
-            peak = peak.max(step.workspace.offset + step.workspace.bytes);
-            let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
-                .places
-                .iter()
-                .map(|p| match *p {
-                    Place::Planned(b) => {
-                        let planned = inner.buffers[b].place;
-                        peak = peak.max(planned.offset + planned.bytes);
-                        let fed = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| regions[i]);
-                        fed.unwrap_or_else(|| place(planned))
-                    }
-                    Place::Variable(v) => self.variables[v].region,
-                    Place::Sizes => self.sizes,
-                })
-                .collect();
             let started = self.profile.as_ref().map(|_| Instant::now());
-            step.kernel.run(&mut self.memory, &args, &workspace, &env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+            match &step.work {
+                Work::Run(kernel) => {
+                    let workspace = slab.part(step.workspace.offset, step.workspace.bytes);
+                    let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
+                        .places
+                        .iter()
+                        .map(|p| match *p {
+                            Place::Planned(b) => place(b),
+                            Place::Variable(v) => self.variables[v].region,
+                            Place::Sizes => self.sizes,
+                        })
+                        .collect();
+                    kernel.run(&mut self.memory, &args, &workspace, env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+                }
+                Work::Start(copy) => self.start_copy(inner, *copy, env, place),
+                Work::Finish(copy) => self.finish_copy(*copy),
+            }
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
                 profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
+            peak = peak.max(step.slab_end(inner));
             if inner.guard > 0 {
                 crate::checks::after(self, inner, slab, at)?;
             }
         }
-        self.stats = RunStats { peak_slab_bytes: peak };
-        let buffers: [Option<Buffer>; N] = self.give_donated(inner, &feed, &env, &mut |b| place(inner.buffers[b].place))?;
-        Ok(std::array::from_fn(|i| self.output(inner, i, place(inner.buffers[inner.outputs[i]].place), &env, buffers[i].clone())))
+        Ok(peak)
     }
 
     pub(crate) fn output(&self, inner: &Compiled, i: usize, region: Region, env: &Env, buffer: Option<Buffer>) -> Output<'_> {
@@ -356,7 +390,7 @@ impl Session {
         if inner.session != self.id {
             return Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)));
         }
-        let (threads, room) = (self.team.threads(), inner.steps.iter().map(|s| s.kernel.threads()).min());
+        let (threads, room) = (self.team.threads(), inner.steps.iter().filter_map(Step::threads).min());
         if let Some(room) = room.filter(|&room| room < threads) {
             let message = format!(
                 "\"{}\" was compiled for {room} threads and the session now has {threads}; set the threads before compiling",

@@ -126,6 +126,16 @@ pub enum DagError {
         /// The buffer that may take them.
         to: String,
     },
+    /// The bytes offered are those of another memory.
+    #[error("task `{task}`: `{to}` may not reuse `{from}`, which lies in another space")]
+    ReuseAcross {
+        /// The task.
+        task: String,
+        /// The buffer whose bytes are offered.
+        from: String,
+        /// The buffer that may take them.
+        to: String,
+    },
     /// The bytes offered do not suffice.
     #[error("task `{task}`: `{to}` has {to_bytes} bytes and may not reuse the {from_bytes} bytes of `{from}`")]
     ReuseTooSmall {
@@ -248,6 +258,9 @@ impl Dag {
         }
         if source.live_out {
             return Err(DagError::ReuseOfOutput { task: name, from, to });
+        }
+        if source.space != target.space {
+            return Err(DagError::ReuseAcross { task: name, from, to });
         }
         if target.bytes > source.bytes {
             return Err(DagError::ReuseTooSmall { task: name, from, from_bytes: source.bytes, to, to_bytes: target.bytes });

@@ -13,6 +13,9 @@ const PER_INSTRUCTION: u64 = 8;
 /// What an operation of a convolution takes.
 const PER_CONVOLVED: u64 = 2;
 
+/// How many units a second has, about: with [`PER_BYTE`] of them to a byte, memory moves 10 GB/s.
+pub(crate) const UNITS_PER_SECOND: f64 = 1.2e11;
+
 /// The time of a kernel at these sizes.
 pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
     let count = |dims: &[Size]| dims.iter().map(|d| d.at(sizes).max(0) as u64).fold(1, u64::saturating_mul);

@@ -11,6 +11,7 @@ mod schedule;
 pub mod simplify;
 mod update;
 
+pub(crate) use cost::UNITS_PER_SECOND;
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
 pub use layout::legalise;
 pub use lower::{Arg, Task, lower};

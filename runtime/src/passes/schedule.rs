@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use slabwise_kernels::cpu::{Config, Kernel};
 use slabwise_kernels::spec::{Access, Body};
-use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Repeated, TaskId};
+use slabwise_planner::{ALIGN, Buffer, BufferCopy, BufferId, Dag, Kind, MayReuse, Offloaded, Repeated, TaskId, Work};
 
 use super::cost::cost;
 use super::lower::{Arg, Task};
@@ -15,7 +15,7 @@ use crate::shape::elements;
 
 /// A program's tasks, prepared for the device, and the planner's problem.
 pub struct Scheduled {
-    /// What the planner sees; task i is `tasks[i]` run by `kernels[i]`.
+    /// What the planner sees; task i is `tasks[i]` run by `kernels[i]`, unless `work` says otherwise.
     pub dag: Dag,
     /// The tasks.
     pub tasks: Vec<Task>,
@@ -23,6 +23,10 @@ pub struct Scheduled {
     pub kernels: Vec<Arc<Kernel>>,
     /// The node of each buffer; a value computed twice has a buffer each time.
     pub nodes: Vec<NodeId>,
+    /// For each task of the dag, what it does, where some are copies.
+    work: Option<Vec<Work>>,
+    /// The copies, in the order they start.
+    pub copies: Vec<BufferCopy>,
 }
 
 impl Scheduled {
@@ -30,6 +34,18 @@ impl Scheduled {
     pub fn buffer_of(&self, task: TaskId, node: NodeId) -> Option<BufferId> {
         let task = &self.dag.tasks[task.index()];
         task.reads.iter().chain(&task.writes).copied().find(|b| self.nodes[b.index()] == node)
+    }
+
+    /// What a task of the dag does: runs one of `tasks`, or half of a copy.
+    pub fn work(&self, task: TaskId) -> Work {
+        self.work.as_ref().map_or(Work::Run(task), |work| work[task.index()])
+    }
+
+    /// The same with buffers that leave for the host and come back, as the planner asks for.
+    pub fn offloaded(self, offloaded: Offloaded) -> Scheduled {
+        let Offloaded { dag, work, buffer_of, copies } = offloaded;
+        let nodes = buffer_of.iter().map(|b| self.nodes[b.index()]).collect();
+        Scheduled { dag, nodes, work: Some(work), copies, ..self }
     }
 
     /// The same with some tasks run again, as the planner asks for.
@@ -40,6 +56,8 @@ impl Scheduled {
             tasks: task_of.iter().map(|t| self.tasks[t.index()].clone()).collect(),
             kernels: task_of.iter().map(|t| self.kernels[t.index()].clone()).collect(),
             nodes: buffer_of.iter().map(|b| self.nodes[b.index()]).collect(),
+            work: None,
+            copies: Vec::new(),
         }
     }
 }
@@ -53,7 +71,7 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) ->
         .iter()
         .map(|t| Kernel::new(t.spec.clone(), &bounds, config).map(Arc::new).map_err(|e| format!("{}: {e}", t.name)))
         .collect::<Result<_, _>>()?;
-    let mut s = Scheduled { dag: Dag::new(), tasks: Vec::new(), kernels: Vec::new(), nodes: Vec::new() };
+    let mut s = Scheduled { dag: Dag::new(), tasks: Vec::new(), kernels: Vec::new(), nodes: Vec::new(), work: None, copies: Vec::new() };
     let mut buffers: HashMap<NodeId, BufferId> = HashMap::new();
     for task in &tasks {
         for arg in &task.args {
