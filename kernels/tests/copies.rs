@@ -25,7 +25,7 @@ fn arena(memory: &mut Memory, bytes: u64) -> Region {
 fn what_a_copy_in_flight_needs_is_refused_until_it_was_waited_for() {
     let mut memory = Memory::new();
     let (slab, host) = (arena(&mut memory, 256), arena(&mut memory, 256));
-    memory.bytes_mut(&slab).iter_mut().zip(0u8..).for_each(|(byte, i)| *byte = i);
+    memory.bytes_mut(&slab).iter_mut().zip(0..=255u8).for_each(|(byte, i)| *byte = i);
     let (from, to) = (slab.part(64, 64), host.part(0, 64));
     let ticket = memory.start_copy(&from, &to);
     assert_eq!(memory.in_flight(), 1);

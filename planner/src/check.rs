@@ -222,7 +222,15 @@ impl Checker<'_> {
             }
             self.inside(buffer.space, &buffer.name, offset, buffer.occupied(), buffer.align)?;
             let start = life.start + u64::from(delayed[index]);
-            tenants.push(Tenant { space: buffer.space, index, is_workspace: false, offset, bytes: buffer.occupied(), start, end: life.end });
+            tenants.push(Tenant {
+                space: buffer.space,
+                index,
+                is_workspace: false,
+                offset,
+                bytes: buffer.occupied(),
+                start,
+                end: life.end,
+            });
         }
         for (index, task) in self.dag.tasks.iter().enumerate().filter(|(_, task)| task.workspace > 0) {
             let (offset, bytes) = (self.plan.workspace_offsets[index], task.workspace_occupied());

@@ -143,7 +143,16 @@ pub struct Buffer {
 impl Buffer {
     /// A buffer aligned to [`ALIGN`] that lives only between tasks.
     pub fn new(name: impl Into<String>, kind: Kind, bytes: u64) -> Self {
-        Buffer { name: name.into(), source: String::new(), kind, bytes, align: ALIGN, space: Space::Device, live_in: false, live_out: false }
+        Buffer {
+            name: name.into(),
+            source: String::new(),
+            kind,
+            bytes,
+            align: ALIGN,
+            space: Space::Device,
+            live_in: false,
+            live_out: false,
+        }
     }
 
     /// The bytes it takes up in a slab: whole units of its alignment, so that buffers of one alignment stack without gaps.

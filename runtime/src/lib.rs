@@ -58,8 +58,8 @@ pub mod prelude {
     pub use crate::ops::ConvGeometry;
     pub use crate::optim::Optimizer;
     pub use crate::{
-        Budget, Bytes, DType, Device, Dim, Init, Mask, Offload, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Tiles, Trace,
-        Window,
+        Budget, Bytes, DType, Device, Dim, Init, Mask, Offload, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor,
+        Tiles, Trace, Window,
     };
     pub use slabwise_kernels::dtype::DType::{Bool, F32, I32, U8};
 }

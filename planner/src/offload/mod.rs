@@ -14,8 +14,8 @@
 mod transfers;
 mod within;
 
-pub(crate) use transfers::{Offloader, Timeline, Value};
 pub use transfers::Transfer;
+pub(crate) use transfers::{Offloader, Timeline, Value};
 pub use within::{Trip, WithLink, plan_with_link};
 
 use crate::dag::{Buffer, BufferId, Dag, MayReuse, Space, Task, TaskId};

@@ -89,8 +89,12 @@ impl<'t> Offloader<'t> {
     /// Runs the schedule on one stream and two engines.
     pub fn run(&self) -> Run {
         let count = self.transfers.len();
-        let mut run =
-            Run { start: Vec::with_capacity(self.timeline.costs.len() + 1), out: vec![0.0; count], fetched: vec![(0.0, 0.0); count], time: 0.0 };
+        let mut run = Run {
+            start: Vec::with_capacity(self.timeline.costs.len() + 1),
+            out: vec![0.0; count],
+            fetched: vec![(0.0, 0.0); count],
+            time: 0.0,
+        };
         let mut events: Vec<(u32, u8, u32)> = Vec::with_capacity(4 * count);
         for (k, t) in (0u32..).zip(&self.transfers) {
             events.extend([(t.used + 1, 0, k), (t.gone, 1, k), (t.back, 2, k), (t.read, 3, k)]);

@@ -184,15 +184,7 @@ impl Idle {
 
     /// The dag with transfers by which no more than `target` bytes are live, or fewer than without at least; the time it takes,
     /// and what is away. Nothing if nothing can be sent or it takes `most` or more.
-    fn offload(
-        &self,
-        dag: &Dag,
-        plan: &Plan,
-        target: u64,
-        link: &Link,
-        most: f64,
-        patient: bool,
-    ) -> Option<(Offloaded, f64, Vec<Trip>)> {
+    fn offload(&self, dag: &Dag, plan: &Plan, target: u64, link: &Link, most: f64, patient: bool) -> Option<(Offloaded, f64, Vec<Trip>)> {
         let host = link.host_bytes.map_or(i64::MAX, |bytes| bytes.min(1 << 62) as i64);
         let mut offloader = Offloader::new(&self.timeline, target.min(1 << 62) as i64, link.cost_per_byte.max(0.0), host);
         let fits = offloader.fit(&mut Random(0), 0.0, most, patient);

@@ -93,7 +93,8 @@ fn sent() -> (Offloaded, Plan) {
 }
 
 /// The tasks of the sample with copies, in order.
-const NAMES: [&str; 9] = ["make x", "make a", "send x", "sent x", "make b", "fetch x on the host", "use b", "fetched x on the host", "make y"];
+const NAMES: [&str; 9] =
+    ["make x", "make a", "send x", "sent x", "make b", "fetch x on the host", "use b", "fetched x on the host", "make y"];
 
 #[test]
 fn a_buffer_leaves_after_a_use_and_comes_back_for_the_next() {
@@ -205,11 +206,10 @@ fn every_way_to_do_other_work_is_seen() {
     assert!(matches!(broken(&|o| o.dag.buffers[4].bytes = 64), V::Differs { what: "bytes or alignment", .. }));
     assert!(matches!(broken(&|o| o.dag.tasks[0].cost = 1), V::Differs { .. }));
     // A read of what is something else, or of what is on the host.
-    assert_eq!(broken(&|o| o.dag.tasks[8].reads = vec![BufferId(2)]), V::Dag(DagError::ReuseNotRead {
-        task: "make y".into(),
-        from: "x fetched".into(),
-        to: "y".into()
-    }));
+    assert_eq!(
+        broken(&|o| o.dag.tasks[8].reads = vec![BufferId(2)]),
+        V::Dag(DagError::ReuseNotRead { task: "make y".into(), from: "x fetched".into(), to: "y".into() })
+    );
     let elsewhere = |o: &mut Offloaded, b: u32| {
         o.dag.may_reuse.clear();
         o.dag.tasks[8].reads = vec![BufferId(b)];
@@ -234,7 +234,9 @@ fn every_way_to_do_other_work_is_seen() {
     assert!(matches!(broken(&|o| o.dag.tasks[send].reads.push(BufferId(1))), V::NotACopy { .. }));
     assert!(matches!(broken(&|o| o.dag.tasks[sent].reads.clear()), V::NotACopy { .. }));
     assert!(matches!(broken(&|o| o.dag.tasks[sent].workspace = 64), V::NotACopy { .. }));
-    let other = |o: &mut Offloaded| (o.copies[0].from, o.dag.tasks[send].reads[0], o.dag.tasks[sent].reads[0]) = (BufferId(1), BufferId(1), BufferId(1));
+    let other = |o: &mut Offloaded| {
+        (o.copies[0].from, o.dag.tasks[send].reads[0], o.dag.tasks[sent].reads[0]) = (BufferId(1), BufferId(1), BufferId(1))
+    };
     assert!(matches!(broken(&other), V::Sides { what: "stands for other data", .. }));
     assert!(matches!(broken(&|o| o.dag.buffers[4].space = Space::Device), V::Sides { what: "lies in the same space", .. }));
     // Both a task and a copy make it; something is there that should not be.

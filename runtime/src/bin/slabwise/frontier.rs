@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
-use slabwise::{Budget, Bytes, Error, Params, Plan, Result, Session};
+use slabwise::{Budget, Bytes, Error, Params, Plan, Result, Sent, Session};
 
 use crate::output::{line, table};
 use crate::plan::Args;
@@ -18,6 +18,8 @@ struct Point {
     budget: u64,
     slab: u64,
     runs: usize,
+    /// Values that are sent to the host.
+    sent: usize,
     overhead: f64,
     again: String,
 }
@@ -28,13 +30,12 @@ pub fn run(args: &Args) -> Result<()> {
         std::fs::write(path, svg(args, &points)).map_err(|source| Error::Io { path: path.clone(), source })?;
     }
     if args.json {
-        let point =
-            |p: &Point| json!({ "budget_bytes": p.budget, "slab_bytes": p.slab, "again": p.runs, "overhead_pct": 100.0 * p.overhead });
+        let point = |p: &Point| json!({ "budget_bytes": p.budget, "slab_bytes": p.slab, "again": p.runs, "offloaded": p.sent, "overhead_pct": 100.0 * p.overhead });
         let report = json!({ "model": args.model.name(), "batch": args.batch, "frontier": points.iter().map(point).collect::<Value>() });
         return line(report);
     }
     line(format_args!("{} · batch {} · slab against time, as modelled", args.model, args.batch))?;
-    let mut rows = vec![["", "slab", "of all", "again", "time"].map(String::from).to_vec()];
+    let mut rows = vec![["", "slab", "of all", "again", "sent", "time"].map(String::from).to_vec()];
     let all = points[0].slab.max(1) as f64;
     for (at, p) in points.iter().enumerate() {
         let share = format!("{:.0} %", 100.0 * p.slab as f64 / all);
@@ -43,18 +44,19 @@ pub fn run(args: &Args) -> Result<()> {
             Bytes(p.slab).to_string(),
             share,
             p.runs.to_string(),
+            p.sent.to_string(),
             format!("+{:.1} %", 100.0 * p.overhead),
         ]);
     }
     line(table(&rows))?;
-    let told = points.iter().enumerate().filter(|(_, p)| p.runs > 0);
+    let told = points.iter().enumerate().filter(|(_, p)| p.runs + p.sent > 0);
     told.map(|(at, p)| (at + 1, &p.again)).try_for_each(|(at, again)| line(format_args!("{at}: {again}")))
 }
 
 fn plan(args: &Args, budget: Budget) -> Result<Plan> {
     let params = Params::seeded(0);
     let network = args.model.build(&params);
-    let session = Session::new(args.device, params)?.with_budget(budget);
+    let session = Session::new(args.device, params)?.with_budget(budget).with_offload(args.offload);
     network.plan_training(&session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))
 }
 
@@ -72,6 +74,7 @@ fn points(args: &Args) -> Result<Vec<Point>> {
             budget,
             slab: plan.slab_bytes(),
             runs: plan.again().tasks.len(),
+            sent: plan.again().sent.len(),
             overhead: plan.again().overhead,
             again: told(&plan),
         };
@@ -85,14 +88,18 @@ fn points(args: &Args) -> Result<Vec<Point>> {
     Ok(points)
 }
 
-/// The largest of what is computed again, and for whom.
+/// The largest of what is computed again or sent to the host, and for whom.
 fn told(plan: &Plan) -> String {
     let mut again = plan.computed_again();
     again.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
     let mut text: Vec<String> =
         again.iter().take(NAMED).map(|(name, bytes, reader)| format!("{name}, {bytes} not kept for {reader}")).collect();
-    if again.len() > NAMED {
-        text.push(format!("{} more", again.len() - NAMED));
+    let mut sent: Vec<&Sent> = plan.again().sent.iter().collect();
+    sent.sort_by_key(|sent| std::cmp::Reverse(sent.bytes));
+    text.extend(sent.iter().take(NAMED).map(ToString::to_string));
+    let left = again.len().saturating_sub(NAMED) + sent.len().saturating_sub(NAMED);
+    if left > 0 {
+        text.push(format!("{left} more"));
     }
     text.join("; ")
 }
@@ -121,7 +128,7 @@ fn svg(args: &Args, points: &[Point]) -> String {
     let path: Vec<String> = points.iter().map(|p| format!("{:.1},{:.1}", x(p.slab), y(p.overhead))).collect();
     let _ = writeln!(out, "<polyline points=\"{}\" fill=\"none\" stroke=\"#5b93bf\" stroke-width=\"2\"/>", path.join(" "));
     for p in points {
-        let tip = format!("{} · {} kernels again · +{:.1} % time", Bytes(p.slab), p.runs, 100.0 * p.overhead);
+        let tip = format!("{} · {} kernels again, {} values sent · +{:.1} % time", Bytes(p.slab), p.runs, p.sent, 100.0 * p.overhead);
         let _ = writeln!(
             out,
             "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"#5b93bf\"><title>{tip}</title></circle>",
