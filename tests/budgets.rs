@@ -63,27 +63,7 @@ fn half_of_the_slab_trains_to_the_same_weights() {
 /// What one part computes again may not take the state that the next has, nor what a checkpointed segment already dropped.
 #[test]
 fn parts_of_a_batch_and_checkpoints_train_to_the_same_bits_within_a_budget() {
-    let sizes = [4096, 2, 3];
-    let all = train_in_parts(Budget::Unlimited, sizes).expect("it compiles");
-    let once = all.program.plan().slab_bytes();
-    assert!(all.losses[0] != all.losses[2]);
-    let (mut kept, mut runs) = (0, 0);
-    for percent in [90, 80, 70, 60] {
-        let within = match train_in_parts(Budget::Fraction(percent as f64 / 100.0), sizes) {
-            Ok(within) => within,
-            Err(Error::Budget { budget, needed, floor, .. }) => {
-                assert!(budget < needed && floor <= needed, "{budget} {floor} {needed}");
-                continue;
-            }
-            Err(other) => panic!("{other}"),
-        };
-        let plan = within.program.plan();
-        assert!(plan.slab_bytes() <= once * percent / 100, "{plan}");
-        assert_eq!(within.losses, all.losses, "within {percent} %");
-        assert!(within.weights == all.weights, "within {percent} %: weights or state differ");
-        kept += 1;
-        runs += plan.again().tasks.len();
-    }
+    let (kept, runs) = same_within(&[90, 80, 70, 60], &|budget| train_in_parts(budget, [4096, 2, 3]));
     assert!(kept >= 1 && runs >= 1, "{runs} kernels again in {kept} programs");
 }
 
@@ -121,6 +101,99 @@ fn random_networks_train_to_the_same_bits_within_any_budget() {
         }
     }
     assert!(kept >= 3 && runs >= 10, "{runs} kernels again in {kept} programs");
+}
+
+/// Trains residual blocks of dense layers with norms over the batch, whose running statistics move with every step.
+fn train_normed(budget: impl Into<Budget>, [batch, blocks, steps]: [usize; 3], seed: usize) -> Result<Trained> {
+    let params = Params::seeded(seed as u64);
+    let at = |i: usize| &params.root() / format!("b{i}").as_str();
+    let layers: Vec<[(Linear, BatchNorm1d); 2]> = (0..blocks)
+        .map(|i| ["x", "y"].map(|n| (Linear::new(&at(i) / n, WIDTH, WIDTH), BatchNorm1d::new(&at(i) / &format!("{n}norm"), WIDTH))))
+        .collect();
+    learn(budget, params, [batch, steps], |trace, x, labels| {
+        let out = layers.iter().enumerate().fold(x, |x, (i, [first, second])| {
+            let h = behind(Some(seed), i, x, x.apply(&first.0).apply(&first.1));
+            (x + h.apply(&second.0).apply(&second.1)).relu()
+        });
+        let loss = out.cross_entropy(labels);
+        trace.minimize(loss, Adam::new(1e-2));
+        loss
+    })
+}
+
+/// Trains layers whose activations each move an average of them, which the kernel that makes the activation does.
+fn train_watched(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3]) -> Result<Trained> {
+    let params = Params::seeded(5);
+    let layers: Vec<Linear> = (0..layers).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    learn(budget, params, [batch, steps], |trace, x, labels| {
+        let out = layers.iter().enumerate().fold(x, |x, (i, layer)| {
+            let h = x.apply(layer).tanh();
+            let seen = trace.state(&format!("seen{i}"), F32, (batch, WIDTH), Init::Constant(0.5));
+            seen.set(seen.value() * 0.9 + h * 0.1);
+            h
+        });
+        let loss = out.cross_entropy(labels);
+        trace.minimize(loss, Adam::new(1e-2));
+        loss
+    })
+}
+
+/// The budgets of `percents` that are kept, each with the same bits as without, and how many kernels run again for that.
+fn same_within(percents: &[u64], train: &dyn Fn(Budget) -> Result<Trained>) -> (usize, usize) {
+    let all = train(Budget::Unlimited).expect("it compiles");
+    let once = all.program.plan().slab_bytes();
+    assert!(all.losses[0] != all.losses[2]);
+    let (mut kept, mut runs) = (0, 0);
+    for &percent in percents {
+        let within = match train(Budget::Fraction(percent as f64 / 100.0)) {
+            Ok(within) => within,
+            Err(Error::Budget { budget, needed, floor, .. }) => {
+                assert!(budget < needed && floor <= needed, "{budget} {floor} {needed}");
+                continue;
+            }
+            Err(other) => panic!("{other}"),
+        };
+        let plan = within.program.plan();
+        assert!(plan.slab_bytes() <= once * percent / 100, "{plan}");
+        assert_eq!(within.losses, all.losses, "within {percent} %");
+        assert!(within.weights == all.weights, "within {percent} %: weights or state differ");
+        kept += 1;
+        runs += plan.again().tasks.len();
+    }
+    (kept, runs)
+}
+
+#[test]
+fn running_statistics_move_once_within_any_budget() {
+    let (mut kept, mut runs) = (0, 0);
+    for seed in 0..5 {
+        let found = same_within(&[85, 70, 55], &|budget| train_normed(budget, [1024, 3 + seed % 3, 3], seed));
+        (kept, runs) = (kept + found.0, runs + found.1);
+    }
+    assert!(kept >= 8 && runs >= 20, "{runs} kernels again in {kept} programs");
+}
+
+#[test]
+fn what_an_activation_assigns_it_assigns_once() {
+    let (kept, runs) = same_within(&[80, 60], &|budget| train_watched(budget, [2048, 10, 3]));
+    assert!(kept >= 2 && runs >= 4, "{runs} kernels again in {kept} programs");
+}
+
+/// Kernels taken apart make the same bits: the way back of a residual network makes activations of several layers in one.
+#[test]
+fn half_of_a_residual_network_trains_to_the_same_weights() {
+    let train = |budget: Budget| {
+        let params = Params::seeded(5);
+        let network = Model::ResNet20.build(&params);
+        let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_budget(budget);
+        let program = network.training(&mut session, 4u32, OptimizerKind::Sgd)?;
+        let (images, labels) = Model::ResNet20.batch(4, 1);
+        let losses = (0..3).map(|_| session.run(&program, (&images, &labels)).expect("a step")[0].item().to_bits()).collect();
+        let bits = |name: &str| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect();
+        let weights = session.names().map(|name| (name.to_string(), bits(name))).collect();
+        Ok(Trained { losses, weights, session, program })
+    };
+    assert_eq!(same_within(&[70, 50], &train).0, 2);
 }
 
 #[test]

@@ -361,7 +361,7 @@ const JOINED: &[(&str, Build, &[&str])] = &[
 /// relu, max_pool2d and their gradients over an image [n, 2, 6, 5]; the gradient that arrives is the second input.
 fn relu_and_pool(window: Window, relu_seen: bool) -> Graph {
     let mut g = graph();
-    let batch = Size::symbol(g.symbols.intern("batch", 3).unwrap());
+    let batch = Size::symbol(g.symbols.intern("batch", slabwise::shape::Extent::Bounded(3)).unwrap());
     let shape = |h: i64, w: i64| Dims::from_slice(&[batch, Size::fixed(2), Size::fixed(h), Size::fixed(w)]);
     let size = |i: usize, n: usize| ((n + 2 * window.pad[i] - window.k[i]) / window.stride[i] + 1) as i64;
     let x = input(&mut g, DType::F32, &shape(6, 5));

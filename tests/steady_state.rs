@@ -1,57 +1,12 @@
 //! After `compile`, a step allocates nothing: a global allocator counts what any thread of this program asks for.
-//!
-//! This file is the one place outside of the crate `kernels` with `unsafe`: a global allocator cannot be written without it.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+#[path = "support/allocator.rs"]
+mod allocator;
 
+use allocator::counted;
 use ndarray::{ArrayD, Axis, Slice};
 use slabwise::models::{Examples, Gpt, Model, OptimizerKind};
 use slabwise::prelude::*;
-
-/// The system's allocator, counting.
-struct Counting;
-
-/// Calls that gave or moved memory, and calls that gave it back.
-static TAKEN: AtomicU64 = AtomicU64::new(0);
-static GIVEN_BACK: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the contract; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        TAKEN.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        TAKEN.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as for `alloc`.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        TAKEN.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the block came from the system's allocator with this layout, as all blocks here do.
-        unsafe { System.realloc(block, layout, bytes) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        GIVEN_BACK.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as for `realloc`.
-        unsafe { System.dealloc(block, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// How many allocations and deallocations `work` makes, on all threads together.
-fn counted(work: impl FnOnce()) -> (u64, u64) {
-    let before = (TAKEN.load(Ordering::SeqCst), GIVEN_BACK.load(Ordering::SeqCst));
-    work();
-    (TAKEN.load(Ordering::SeqCst) - before.0, GIVEN_BACK.load(Ordering::SeqCst) - before.1)
-}
 
 /// The first rows of a batch.
 fn first<T: Clone>(array: &ArrayD<T>, rows: usize) -> ArrayD<T> {

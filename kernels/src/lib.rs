@@ -13,4 +13,5 @@ pub mod memory;
 pub mod random;
 pub mod scalar;
 pub mod size;
+pub mod slice;
 pub mod spec;

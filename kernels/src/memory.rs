@@ -62,9 +62,17 @@ mod sealed {
     impl Sealed for f32 {}
     impl Sealed for i32 {}
     impl Sealed for u8 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
 }
 impl Element for f32 {
     const DTYPE: crate::dtype::DType = crate::dtype::DType::F32;
+}
+impl Element for half::f16 {
+    const DTYPE: crate::dtype::DType = crate::dtype::DType::F16;
+}
+impl Element for half::bf16 {
+    const DTYPE: crate::dtype::DType = crate::dtype::DType::BF16;
 }
 impl Element for i32 {
     const DTYPE: crate::dtype::DType = crate::dtype::DType::I32;

@@ -1,8 +1,9 @@
 //! THE table of elementwise operations: one row per operation.
 //!
 //! A row says what the project knows about an operation: its documentation, its name, the lanes it accepts, what it
-//! computes, and its derivative with respect to each argument as a scalar expression (`none`: the derivative is zero
-//! almost everywhere). Adding a row adds the tensor operation's kernel, its gradient and its gradient test.
+//! computes (in Rust, and as an expression of CUDA C++ over `{argument}`s), and its derivative with respect to each argument
+//! as a scalar expression (`none`: the derivative is zero almost everywhere). Adding a row adds the tensor operation's
+//! kernels, its gradient and its gradient test.
 
 use std::marker::PhantomData;
 
@@ -240,7 +241,7 @@ pub(crate) trait Visit {
 }
 
 macro_rules! scalar_ops {
-    ($($(#[$doc:meta])* $name:ident $text:literal $class:ident($($arg:ident),+) { $($lane:ident: $body:expr;)+ } grad $grad:tt;)+) => {
+    ($($(#[$doc:meta])* $name:ident $text:literal $class:ident($($arg:ident),+) { $($lane:ident: $body:expr, $cuda:literal;)+ } grad $grad:tt;)+) => {
         /// Every elementwise operation.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum ScalarOp { $($(#[$doc])* $name),+ }
@@ -256,7 +257,7 @@ macro_rules! scalar_ops {
 
             /// How many arguments it takes.
             pub const fn arity(self) -> usize {
-                match self { $(ScalarOp::$name => [$(stringify!($arg)),+].len()),+ }
+                self.arguments().len()
             }
 
             /// Which lanes it takes.
@@ -268,6 +269,17 @@ macro_rules! scalar_ops {
             /// The caller has asked [`ScalarOp::lane`] whether the operation takes them.
             pub(crate) fn visit<V: Visit>(self, lane: Lane, visitor: V) -> V::Output {
                 match self { $(ScalarOp::$name => scalar_ops!(@visit $name lane visitor $($lane)+)),+ }
+            }
+
+            /// The operation as an expression of CUDA C++, for arguments as [`ScalarOp::lane`] accepts them with the last of `lane`;
+            /// `{x}` stands for the argument that the row names so, see [`ScalarOp::arguments`].
+            pub fn cuda(self, lane: Lane) -> &'static str {
+                match self { $(ScalarOp::$name => scalar_ops!(@cuda lane $($lane: $cuda;)+)),+ }
+            }
+
+            /// The names of the arguments in its row.
+            pub const fn arguments(self) -> &'static [&'static str] {
+                match self { $(ScalarOp::$name => &[$(stringify!($arg)),+]),+ }
             }
 
             /// ∂out/∂argumentᵢ; `None` where it is zero almost everywhere.
@@ -289,6 +301,8 @@ macro_rules! scalar_ops {
     };
     (@grad [$($arg:ident),+] none) => { vec![$({ let _ = stringify!($arg); None }),+] };
     (@grad [$($arg:ident),+] [$($grad:expr),+]) => { vec![$(Some(Expr::from($grad))),+] };
+    (@cuda $of:ident f32: $float:literal; i32: $int:literal;) => { match $of { Lane::F32 => $float, Lane::I32 | Lane::Bool => $int } };
+    (@cuda $of:ident $lane:ident: $cuda:literal;) => { $cuda };
     (@code $name:ident $class:ident [$($arg:ident),+]) => {};
     (@code $name:ident $class:ident [$($arg:ident),+] $lane:ident: $body:expr; $($rest:tt)*) => {
         impl Lanewise for $name<scalar_ops!(@type $lane)> {
@@ -315,83 +329,87 @@ macro_rules! scalar_ops {
 
 scalar_ops! {
     /// x + y
-    Add "add" Num(x, y) { f32: x + y; i32: x.wrapping_add(y); } grad [1.0, 1.0];
+    Add "add" Num(x, y) { f32: x + y, "{x} + {y}"; i32: x.wrapping_add(y), "int(unsigned({x}) + unsigned({y}))"; } grad [1.0, 1.0];
     /// x − y
-    Sub "sub" Num(x, y) { f32: x - y; i32: x.wrapping_sub(y); } grad [1.0, -1.0];
+    Sub "sub" Num(x, y) { f32: x - y, "{x} - {y}"; i32: x.wrapping_sub(y), "int(unsigned({x}) - unsigned({y}))"; } grad [1.0, -1.0];
     /// x · y
-    Mul "mul" Num(x, y) { f32: x * y; i32: x.wrapping_mul(y); } grad [Y, X];
+    Mul "mul" Num(x, y) { f32: x * y, "{x} * {y}"; i32: x.wrapping_mul(y), "int(unsigned({x}) * unsigned({y}))"; } grad [Y, X];
     /// x / y; integers truncate, and give 0 for a division by 0
-    Div "div" Num(x, y) { f32: x / y; i32: if y == 0 { 0 } else { x.wrapping_div(y) }; } grad [Expr::from(1.0) / Y, -(Out / Y)];
+    Div "div" Num(x, y) { f32: x / y, "{x} / {y}"; i32: if y == 0 { 0 } else { x.wrapping_div(y) }, "{y} == 0 ? 0 : {y} == -1 ? int(0u - unsigned({x})) : {x} / {y}"; } grad [Expr::from(1.0) / Y, -(Out / Y)];
     /// x itself, as a constant to derivatives
-    Detach "detach" Num(x) { f32: x; i32: x; } grad none;
+    Detach "detach" Num(x) { f32: x, "{x}"; i32: x, "{x}"; } grad none;
     /// −x
-    Neg "neg" Num(x) { f32: -x; i32: x.wrapping_neg(); } grad [-1.0];
+    Neg "neg" Num(x) { f32: -x, "-{x}"; i32: x.wrapping_neg(), "int(0u - unsigned({x}))"; } grad [-1.0];
     /// |x|
-    Abs "abs" Num(x) { f32: x.abs(); i32: x.wrapping_abs(); } grad [call(ScalarOp::Sign, [X])];
+    Abs "abs" Num(x) { f32: x.abs(), "fabsf({x})"; i32: x.wrapping_abs(), "{x} < 0 ? int(0u - unsigned({x})) : {x}"; } grad [call(ScalarOp::Sign, [X])];
     /// −1, 0 or 1; NaN stays NaN
-    Sign "sign" Num(x) { f32: if x > 0.0 { 1.0 } else if x < 0.0 { -1.0 } else { x * 0.0 }; i32: x.signum(); } grad none;
+    Sign "sign" Num(x) { f32: if x > 0.0 { 1.0 } else if x < 0.0 { -1.0 } else { x * 0.0 }, "{x} > 0.0f ? 1.0f : {x} < 0.0f ? -1.0f : {x} * 0.0f"; i32: x.signum(), "({x} > 0) - ({x} < 0)"; } grad none;
     /// The smaller; NaN if either is
-    Min "min" Num(x, y) { f32: if x < y || x.is_nan() { x } else { y }; i32: x.min(y); } grad [pick(ScalarOp::Le), pick(ScalarOp::Gt)];
+    Min "min" Num(x, y) { f32: if x < y || x.is_nan() { x } else { y }, "{x} < {y} || {x} != {x} ? {x} : {y}"; i32: x.min(y), "{x} < {y} ? {x} : {y}"; } grad [pick(ScalarOp::Le), pick(ScalarOp::Gt)];
     /// The larger; NaN if either is
-    Max "max" Num(x, y) { f32: if x > y || x.is_nan() { x } else { y }; i32: x.max(y); } grad [pick(ScalarOp::Ge), pick(ScalarOp::Lt)];
+    Max "max" Num(x, y) { f32: if x > y || x.is_nan() { x } else { y }, "{x} > {y} || {x} != {x} ? {x} : {y}"; i32: x.max(y), "{x} > {y} ? {x} : {y}"; } grad [pick(ScalarOp::Ge), pick(ScalarOp::Lt)];
     /// xʸ
-    Pow "pow" Float(x, y) { f32: math::pow(x, y); } grad [Y * call(ScalarOp::Pow, [X, Y - 1.0]), Out * call(ScalarOp::Ln, [X])];
+    Pow "pow" Float(x, y) { f32: math::pow(x, y), "powf({x}, {y})"; } grad [Y * call(ScalarOp::Pow, [X, Y - 1.0]), Out * call(ScalarOp::Ln, [X])];
     /// eˣ
-    Exp "exp" Float(x) { f32: math::exp::<A>(x); } grad [Out];
+    Exp "exp" Float(x) { f32: math::exp::<A>(x), "expf({x})"; } grad [Out];
     /// 2ˣ
-    Exp2 "exp2" Float(x) { f32: math::exp2::<A>(x); } grad [Out * std::f32::consts::LN_2];
+    Exp2 "exp2" Float(x) { f32: math::exp2::<A>(x), "exp2f({x})"; } grad [Out * std::f32::consts::LN_2];
     /// eˣ − 1
-    Expm1 "expm1" Float(x) { f32: math::expm1::<A>(x); } grad [Out + 1.0];
+    Expm1 "expm1" Float(x) { f32: math::expm1::<A>(x), "expm1f({x})"; } grad [Out + 1.0];
     /// ln x
-    Ln "ln" Float(x) { f32: math::ln::<A>(x); } grad [Expr::from(1.0) / X];
+    Ln "ln" Float(x) { f32: math::ln::<A>(x), "logf({x})"; } grad [Expr::from(1.0) / X];
     /// ln(1 + x)
-    Log1p "log1p" Float(x) { f32: math::log1p::<A>(x); } grad [Expr::from(1.0) / (X + 1.0)];
+    Log1p "log1p" Float(x) { f32: math::log1p::<A>(x), "log1pf({x})"; } grad [Expr::from(1.0) / (X + 1.0)];
     /// √x
-    Sqrt "sqrt" Float(x) { f32: x.sqrt(); } grad [Expr::from(0.5) / Out];
+    Sqrt "sqrt" Float(x) { f32: x.sqrt(), "sqrtf({x})"; } grad [Expr::from(0.5) / Out];
     /// 1/√x
-    Rsqrt "rsqrt" Float(x) { f32: 1.0 / x.sqrt(); } grad [Expr::from(-0.5) * Out / X];
+    Rsqrt "rsqrt" Float(x) { f32: 1.0 / x.sqrt(), "rsqrtf({x})"; } grad [Expr::from(-0.5) * Out / X];
     /// 1/x
-    Recip "recip" Float(x) { f32: 1.0 / x; } grad [-(Out * Out)];
+    Recip "recip" Float(x) { f32: 1.0 / x, "1.0f / {x}"; } grad [-(Out * Out)];
     /// tanh x
-    Tanh "tanh" Float(x) { f32: math::tanh::<A>(x); } grad [Expr::from(1.0) - Out * Out];
+    Tanh "tanh" Float(x) { f32: math::tanh::<A>(x), "tanhf({x})"; } grad [Expr::from(1.0) - Out * Out];
     /// 1/(1 + e⁻ˣ)
-    Sigmoid "sigmoid" Float(x) { f32: math::sigmoid::<A>(x); } grad [Out * (Expr::from(1.0) - Out)];
+    Sigmoid "sigmoid" Float(x) { f32: math::sigmoid::<A>(x), "1.0f / (1.0f + expf(-{x}))"; } grad [Out * (Expr::from(1.0) - Out)];
     /// max(x, 0); NaN stays NaN
-    Relu "relu" Num(x) { f32: if x < 0.0 { 0.0 } else { x }; i32: x.max(0); } grad [call(ScalarOp::Select, [call(ScalarOp::Gt, [Out, Expr::from(0.0)]), Expr::from(1.0), Expr::from(0.0)])];
+    Relu "relu" Num(x) { f32: if x < 0.0 { 0.0 } else { x }, "{x} < 0.0f ? 0.0f : {x}"; i32: x.max(0), "{x} < 0 ? 0 : {x}"; } grad [call(ScalarOp::Select, [call(ScalarOp::Gt, [Out, Expr::from(0.0)]), Expr::from(1.0), Expr::from(0.0)])];
     /// The error function
-    Erf "erf" Float(x) { f32: math::erf::<A>(x); } grad [call(ScalarOp::Exp, [-(X * X)]) * std::f32::consts::FRAC_2_SQRT_PI];
+    Erf "erf" Float(x) { f32: math::erf::<A>(x), "erff({x})"; } grad [call(ScalarOp::Exp, [-(X * X)]) * std::f32::consts::FRAC_2_SQRT_PI];
     /// sin x, x in radians
-    Sin "sin" Float(x) { f32: math::sin::<A>(x); } grad [call(ScalarOp::Cos, [X])];
+    Sin "sin" Float(x) { f32: math::sin::<A>(x), "sinf({x})"; } grad [call(ScalarOp::Cos, [X])];
     /// cos x, x in radians
-    Cos "cos" Float(x) { f32: math::cos::<A>(x); } grad [-call(ScalarOp::Sin, [X])];
+    Cos "cos" Float(x) { f32: math::cos::<A>(x), "cosf({x})"; } grad [-call(ScalarOp::Sin, [X])];
     /// The largest integer ≤ x
-    Floor "floor" Float(x) { f32: x.floor(); } grad none;
+    Floor "floor" Float(x) { f32: x.floor(), "floorf({x})"; } grad none;
     /// The smallest integer ≥ x
-    Ceil "ceil" Float(x) { f32: x.ceil(); } grad none;
+    Ceil "ceil" Float(x) { f32: x.ceil(), "ceilf({x})"; } grad none;
     /// The nearest integer, halves to even
-    Round "round" Float(x) { f32: x.round_ties_even(); } grad none;
+    Round "round" Float(x) { f32: x.round_ties_even(), "rintf({x})"; } grad none;
+    /// The nearest number that an IEEE half can hold, halves to even; its derivative is that of what it rounds
+    RoundF16 "round_f16" Float(x) { f32: half::f16::from_f32(x).to_f32(), "widen(narrow_f16({x}))"; } grad [1.0];
+    /// The nearest number that a bfloat16 can hold, halves to even; its derivative is that of what it rounds
+    RoundBf16 "round_bf16" Float(x) { f32: half::bf16::from_f32(x).to_f32(), "widen(narrow_bf16({x}))"; } grad [1.0];
     /// x < y
-    Lt "lt" Compare(x, y) { f32: x < y; i32: x < y; } grad none;
+    Lt "lt" Compare(x, y) { f32: x < y, "{x} < {y}"; i32: x < y, "{x} < {y}"; } grad none;
     /// x ≤ y
-    Le "le" Compare(x, y) { f32: x <= y; i32: x <= y; } grad none;
+    Le "le" Compare(x, y) { f32: x <= y, "{x} <= {y}"; i32: x <= y, "{x} <= {y}"; } grad none;
     /// x > y
-    Gt "gt" Compare(x, y) { f32: x > y; i32: x > y; } grad none;
+    Gt "gt" Compare(x, y) { f32: x > y, "{x} > {y}"; i32: x > y, "{x} > {y}"; } grad none;
     /// x ≥ y
-    Ge "ge" Compare(x, y) { f32: x >= y; i32: x >= y; } grad none;
+    Ge "ge" Compare(x, y) { f32: x >= y, "{x} >= {y}"; i32: x >= y, "{x} >= {y}"; } grad none;
     /// x = y
-    Eq "equal" Compare(x, y) { f32: x == y; i32: x == y; } grad none;
+    Eq "equal" Compare(x, y) { f32: x == y, "{x} == {y}"; i32: x == y, "{x} == {y}"; } grad none;
     /// x ≠ y
-    Ne "not_equal" Compare(x, y) { f32: x != y; i32: x != y; } grad none;
+    Ne "not_equal" Compare(x, y) { f32: x != y, "{x} != {y}"; i32: x != y, "{x} != {y}"; } grad none;
     /// x and y
-    And "and" Logic(x, y) { bool: x & y; } grad none;
+    And "and" Logic(x, y) { bool: x & y, "{x} && {y}"; } grad none;
     /// x or y
-    Or "or" Logic(x, y) { bool: x | y; } grad none;
+    Or "or" Logic(x, y) { bool: x | y, "{x} || {y}"; } grad none;
     /// x or y, not both
-    Xor "xor" Logic(x, y) { bool: x ^ y; } grad none;
+    Xor "xor" Logic(x, y) { bool: x ^ y, "{x} != {y}"; } grad none;
     /// not x
-    Not "not" Logic(x) { bool: !x; } grad none;
+    Not "not" Logic(x) { bool: !x, "!{x}"; } grad none;
     /// x where c, else y
-    Select "select" Select(c, x, y) { any: if c != 0 { x } else { y }; } grad [0.0, choose(1.0, 0.0), choose(0.0, 1.0)];
+    Select "select" Select(c, x, y) { any: if c != 0 { x } else { y }, "{c} ? {x} : {y}"; } grad [0.0, choose(1.0, 0.0), choose(0.0, 1.0)];
 }
 
 /// 1 where the arguments compare so, else 0: the derivative of `min` and `max`; ties go to the first.

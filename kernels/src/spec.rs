@@ -286,6 +286,18 @@ pub enum Access {
     ReadWrite,
 }
 
+impl Inst {
+    /// The values an instruction computes from.
+    pub fn arguments(&self) -> SmallVec<[ValueId; 3]> {
+        match self {
+            Inst::Load(_) | Inst::Acc | Inst::Const(_) | Inst::Index(_) => SmallVec::new(),
+            Inst::Uniform { index, .. } => SmallVec::from_slice(&[*index]),
+            Inst::Op(op, args) => SmallVec::from_slice(&args[..op.arity()]),
+            Inst::Cast(a, _) | Inst::Reduce(_, a) => SmallVec::from_slice(&[*a]),
+        }
+    }
+}
+
 impl Operand {
     /// A contiguous row-major operand over `dims`; `None` if a stride overflows or has no form as a [`Size`].
     pub fn contiguous(dtype: DType, dims: &[Size]) -> Option<Operand> {

@@ -3,10 +3,11 @@
 mod common;
 
 use common::*;
-use slabwise_kernels::cpu::Isa;
+use slabwise_kernels::cpu::{Config, Isa, Kernel};
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::{Body, Inst, Matmul, Operand, Spec, Store};
+use slabwise_kernels::spec::{Body, Dims, Inst, Matmul, Operand, Spec, Store};
 
 /// A product whose result is stored as it is.
 fn plain(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
@@ -76,6 +77,27 @@ fn layout(random: &mut Random, batch: &[usize], rows: usize, columns: usize) -> 
     }
     strides.extend([row, column]);
     (operand(offset, &strides), (offset + total) as usize)
+}
+
+/// Operands of another type are refused before an address is made: their regions would be too small.
+#[test]
+fn halves_are_refused() {
+    let dims: Dims = [4, 4].map(Size::fixed).into_iter().collect();
+    let of = |dtype| Operand::contiguous(dtype, &dims).unwrap();
+    let spec = |a, b| Spec {
+        body: Body::Matmul(Matmul { k: Size::fixed(4), a: of(a), b: of(b) }),
+        dims: dims.clone(),
+        reduced: 0,
+        operands: vec![of(DType::F32)],
+        indices: vec![],
+        code: vec![Inst::Acc],
+        stores: vec![Store { value: 0, operand: 0 }],
+    };
+    let config = Config { threads: 1, isa: Isa::detect() };
+    let refused = |a, b| Kernel::new(spec(a, b), &Env::default(), &config).err().map(|e| e.0);
+    assert_eq!(refused(DType::F32, DType::F32), None);
+    assert_eq!(refused(DType::BF16, DType::F32).unwrap(), "the left operand is bf16, which this kernel does not take");
+    assert_eq!(refused(DType::F32, DType::F16).unwrap(), "the right operand is f16, which this kernel does not take");
 }
 
 #[test]

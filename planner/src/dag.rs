@@ -107,15 +107,36 @@ pub struct Task {
     pub workspace: u64,
     /// Time it takes, in any unit: compared with the costs of other tasks only.
     pub cost: u64,
-    /// May run more than once: it makes what it writes from what it reads, and changes nothing else.
+    /// May run more than once: what it writes it makes from what it reads, and what else it does `rerun` leaves out.
     pub repeatable: bool,
+    /// What runs after the first do, where they do less; the same if none.
+    pub rerun: Option<Rerun>,
+}
+
+/// A run of a task that makes all that the first run made, and nothing else: a norm without its running statistics.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Rerun {
+    /// Those of the buffers its task reads that it reads.
+    pub reads: Vec<BufferId>,
+    /// As [`Task::workspace`].
+    pub workspace: u64,
+    /// As [`Task::cost`].
+    pub cost: u64,
 }
 
 impl Task {
     /// A task without workspace, cost or further order, that runs once.
     pub fn new(name: impl Into<String>, reads: &[BufferId], writes: &[BufferId]) -> Self {
         let (name, reads, writes) = (name.into(), reads.to_vec(), writes.to_vec());
-        Task { name, reads, writes, after: Vec::new(), workspace: 0, cost: 0, repeatable: false }
+        Task { name, reads, writes, after: Vec::new(), workspace: 0, cost: 0, repeatable: false, rerun: None }
+    }
+
+    /// What it is when it runs again.
+    pub(crate) fn again(&self) -> Task {
+        match self.rerun.clone() {
+            Some(Rerun { reads, workspace, cost }) => Task { reads, workspace, cost, rerun: None, ..self.clone() },
+            None => self.clone(),
+        }
     }
 }
 
@@ -124,7 +145,9 @@ impl Task {
 pub struct Buffer {
     /// Shown in reports and errors.
     pub name: String,
-    /// Where the user made it (`file:line`, layer path): shown in reports. May be empty.
+    /// The part of the program it belongs to, as a path: shown in reports, which add up by it. May be empty.
+    pub layer: String,
+    /// Where the user made it (`file:line`): shown in reports. May be empty.
     pub source: String,
     /// What it is for.
     pub kind: Kind,
@@ -143,16 +166,9 @@ pub struct Buffer {
 impl Buffer {
     /// A buffer aligned to [`ALIGN`] that lives only between tasks.
     pub fn new(name: impl Into<String>, kind: Kind, bytes: u64) -> Self {
-        Buffer {
-            name: name.into(),
-            source: String::new(),
-            kind,
-            bytes,
-            align: ALIGN,
-            space: Space::Device,
-            live_in: false,
-            live_out: false,
-        }
+        let (layer, source) = (String::new(), String::new());
+        let space = Space::Device;
+        Buffer { name: name.into(), layer, source, kind, bytes, align: ALIGN, space, live_in: false, live_out: false }
     }
 
     /// The bytes it takes up in a slab: whole units of its alignment, so that buffers of one alignment stack without gaps.

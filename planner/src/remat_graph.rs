@@ -24,6 +24,7 @@ use crate::order::{BestOrder, Effort, Sizes, best_order};
 mod read;
 mod schedule;
 
+pub use read::TEXT_MAX;
 pub use schedule::{Place, Step, order_json, placed_steps_json, steps_in_place, steps_json};
 
 /// One operation and the buffer it makes.

@@ -24,7 +24,8 @@ pub struct Repeated {
 
 impl Repeated {
     /// The dag whose tasks run as `runs` says, each once or more, every read taking what was made last. Every task must run
-    /// after those it depends on; what runs twice must be [`Task::repeatable`].
+    /// after those it depends on; what runs twice must be [`Task::repeatable`], and does not do all of it twice if there is a
+    /// [`Task::rerun`].
     pub(crate) fn new(dag: &Dag, runs: &[TaskId]) -> Self {
         let mut repeated = Repeated { dag: Dag::new(), task_of: Vec::new(), buffer_of: Vec::new() };
         let mut first_writer = vec![None; dag.buffers.len()];
@@ -44,9 +45,9 @@ impl Repeated {
         let mut pairs = dag.may_reuse.clone();
         pairs.sort_unstable();
         for &run in runs {
-            let task = &dag.tasks[run.index()];
             left[run.index()] -= 1;
             let (is_first, is_last) = (runs_of[run.index()].is_empty(), left[run.index()] == 0);
+            let task = if is_first { dag.tasks[run.index()].clone() } else { dag.tasks[run.index()].again() };
             let name = |name: &str| if is_first { name.to_string() } else { format!("{name} again") };
             let reads: Vec<BufferId> = task.reads.iter().filter_map(|b| latest[b.index()]).collect();
             // What it takes over it takes from the copies that it reads, not from those that it makes.
@@ -61,11 +62,12 @@ impl Repeated {
             let of = |latest: &[Option<BufferId>], b: BufferId| latest[b.index()];
             let writes = task.writes.iter().filter_map(|&b| of(&latest, b)).collect();
             let after = task.after.iter().flat_map(|a| runs_of[a.index()].iter().copied()).collect();
-            let id = repeated.dag.add_task(Task { name: name(&task.name), reads, writes, after, ..task.clone() });
+            let id = repeated.dag.add_task(Task { name: name(&task.name), reads, writes, after, rerun: None, ..task.clone() });
             repeated.task_of.push(run);
             runs_of[run.index()].push(id);
             let own = pairs.partition_point(|pair| pair.task < run);
-            for pair in pairs[own..].iter().take_while(|pair| pair.task == run) {
+            let own = pairs[own..].iter().take_while(|pair| pair.task == run).filter(|pair| task.reads.contains(&pair.from));
+            for pair in own {
                 if let (Some(from), Some(to)) = (of(&before, pair.from), of(&latest, pair.to)) {
                     repeated.dag.may_reuse.push(MayReuse { task: id, from, to });
                 }

@@ -6,8 +6,10 @@ use crate::plan::{Holder, Plan, holders_at_peak, peak, saved_in_place};
 use std::fmt;
 
 mod svg;
+mod timeline;
 
 pub use svg::{packing_svg, svg};
+pub use timeline::{Handed, Run, RunStep, html, why_at_peak};
 
 /// The holders at the peak that [`text`] names.
 const HOLDERS_MAX: usize = 6;

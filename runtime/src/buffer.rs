@@ -60,6 +60,8 @@ impl Output<'_> {
         let first = self.region.part(0, self.dtype.bytes() as u64);
         match self.dtype {
             DType::F32 => self.memory.elements::<f32>(&first)[0],
+            DType::F16 => self.memory.elements::<half::f16>(&first)[0].to_f32(),
+            DType::BF16 => self.memory.elements::<half::bf16>(&first)[0].to_f32(),
             DType::I32 => self.memory.elements::<i32>(&first)[0] as f32,
             DType::U8 | DType::Bool => f32::from(self.memory.bytes(&first)[0]),
         }

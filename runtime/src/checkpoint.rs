@@ -32,7 +32,15 @@ impl Session {
     /// # Errors
     /// All mismatches of names, shapes and types at once; nothing is changed then.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.load_where(path.as_ref(), |_| true)
+        self.load_where(&File::open(path)?, |_| true)
+    }
+
+    /// As [`Session::load`], from a file that has been read already.
+    ///
+    /// # Errors
+    /// As [`Session::load`].
+    pub fn load_file(&mut self, file: &File) -> Result<()> {
+        self.load_where(file, |_| true)
     }
 
     /// Reads the weights of a file and leaves optimizer and random state as they are. Averages of weights start anew from what
@@ -41,15 +49,14 @@ impl Session {
     /// # Errors
     /// As [`Session::load`], for the weights.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.load_where(path.as_ref(), |is_param| is_param)?;
+        self.load_where(&File::open(path)?, |is_param| is_param)?;
         self.restart_averages(0);
         Ok(())
     }
 
-    fn load_where(&mut self, path: &Path, wanted: impl Fn(bool) -> bool) -> Result<()> {
+    fn load_where(&mut self, file: &File, wanted: impl Fn(bool) -> bool) -> Result<()> {
         // What models have declared exists from here on, compiled or not.
         self.adopt(&crate::graph::Graph::default())?;
-        let file = File::open(path)?;
         let expected: Vec<(String, DType, Vec<u64>)> = self
             .variables
             .iter()
@@ -58,7 +65,7 @@ impl Session {
             .collect();
         // A file of weights and state serves one who wants its weights alone.
         let state: Vec<&str> = file.metadata().get(STATE).map(|names| names.lines().collect()).unwrap_or_default();
-        weights::match_tensors(&expected, &file, |name| !wanted(false) && state.contains(&name))?;
+        weights::match_tensors(&expected, file, |name| !wanted(false) && state.contains(&name))?;
         for variable in self.variables.iter().filter(|v| wanted(v.info.is_param)) {
             if let Some(tensor) = file.get(&variable.info.name) {
                 self.memory.bytes_mut(&variable.region).copy_from_slice(tensor.bytes);

@@ -14,6 +14,7 @@ use crate::plan::{Again, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
 use crate::shape::elements;
+use crate::shapes::Shapes;
 
 /// How programs are compiled. Everything is on by default; results do not depend on it, but for the rounding of sums where
 /// a field says so.
@@ -27,6 +28,8 @@ pub struct CompileOptions {
     pub planner: Options,
     /// The instruction set kernels use; the best there is if `None`. Results differ in rounding between sets.
     pub isa: Option<Isa>,
+    /// How what has no size at compile time is planned, and where it lives.
+    pub shapes: Shapes,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after every kernel. Slow.
     pub check_memory: bool,
 }
@@ -48,7 +51,8 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     debug_verify(graph)?;
     let options = session.options;
     let graph = simplify(graph, &options.simplify);
-    let graph = legalise(&remake(&graph, options.fuse.recompute.then_some(REMADE_MIN)));
+    // The CPU has no products of halves.
+    let graph = legalise(&remake(&graph, options.fuse.recompute.then_some(REMADE_MIN)), false);
     debug_verify(&graph)?;
     let clusters: Clusters = fuse(&graph, &options.fuse);
     if cfg!(debug_assertions) {
@@ -63,28 +67,29 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     let beside = session.persistent_bytes_with(&graph)?;
     let room = session.budget.room(beside, offsets.height);
     if let Some(room) = room.filter(|&room| room < offsets.height) {
-        let within = within::within(scheduled, offsets, room, session.offload, &options.planner);
-        (scheduled, offsets, again) = within.map_err(|e| internal(e.to_string()))?;
+        let fitted = within::within(&graph, (scheduled, offsets), room, session, guard)?;
+        within::Fitted { scheduled, offsets, again } = fitted;
     }
     let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
     let mut persistent = Persistent::default();
     for info in &graph.variables {
         *(if info.is_param { &mut persistent.weights } else { &mut persistent.state }) += variable_bytes(&graph, info)?;
     }
-    let bounds: Vec<String> = graph.symbols.iter().map(|(n, max)| format!("{n} ≤ {max}")).collect();
-    let plan = Plan::new(name, session.device, bounds.join(", "), scheduled.dag.clone(), offsets, persistent, again, started);
+    let bounds = graph.symbols.describe();
+    let plan = Plan::new(name, session.device, bounds, scheduled.dag.clone(), offsets, persistent, again, started);
     match room {
         Some(room) if plan.slab_bytes() > room => Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside)),
         _ => Ok(Laid { graph, scheduled, plan, guard, room }),
     }
 }
 
-/// Compiles a graph for a session, whose variables it may add to.
-pub(crate) fn compile(session: &mut Session, name: &str, graph: &Graph, started: Instant) -> Result<Compiled> {
-    let Laid { graph, scheduled, plan, guard, room } = lay_out(session, name, graph, started)?;
+/// Makes a program of what was laid out, for a session whose variables it may add to.
+pub(crate) fn link(session: &mut Session, laid: Laid, started: Instant) -> Result<Compiled> {
+    let Laid { graph, scheduled, plan, guard, room } = laid;
     let variables = session.adopt(&graph)?;
     session.budget.settle(room);
     let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.id)?;
+    session.prepare_copies(&compiled)?;
     compiled.plan.set_compile_seconds(started.elapsed().as_secs_f64());
     Ok(compiled)
 }

@@ -34,7 +34,7 @@ impl Session {
     /// # Errors
     /// As [`Session::run`], and if the pool has no memory for a buffer: [`Error::Memory`], with the bill. The session stays usable.
     pub fn run_dynamic<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
-        let inner = &program.inner;
+        let inner = &*self.planned_for(program, &feed)?;
         let env = self.begin(inner, &feed)?;
         // Outputs of the last run were kept until now.
         let last = std::mem::take(&mut self.dynamic);

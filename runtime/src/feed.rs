@@ -56,7 +56,7 @@ macro_rules! to_bytes {
         }
     )*};
 }
-to_bytes!(f32, i32, u8);
+to_bytes!(f32, i32, u8, half::f16, half::bf16);
 
 fn visit_array<T: Element + ToBytes, D: Dimension>(array: &ArrayRef<T, D>, visit: &mut dyn FnMut(Source<'_>)) {
     let lengths = Lengths::from_slice(array.shape());

@@ -142,6 +142,8 @@ pub struct Graph {
     pub origins: Vec<Origin>,
     /// The values asked for.
     pub outputs: Vec<NodeId>,
+    /// Values that are never made again ([`Tensor::keep`](crate::tensor::Tensor::keep)); none of them a view.
+    pub kept: Vec<NodeId>,
     /// The origin that emitted nodes get.
     pub current_origin: u32,
     /// The part of the batch that is written down.
@@ -191,6 +193,19 @@ impl Graph {
     /// The index of a variable of this name, if there is one.
     pub fn variable(&self, name: &str) -> Option<u32> {
         self.variables.iter().position(|v| &*v.name == name).map(|at| at as u32)
+    }
+
+    /// Makes a value one that is never made again. Of a view, that is what it shows.
+    pub fn keep(&mut self, mut id: NodeId) {
+        while self.node(id).op.is_view() {
+            id = self.node(id).inputs[0];
+        }
+        self.kept.push(id);
+    }
+
+    /// Whether a value is asked for or never made again.
+    pub fn is_pinned(&self, id: NodeId) -> bool {
+        self.outputs.contains(&id) || self.kept.contains(&id)
     }
 
     /// The nodes that must run: outputs, effects and what they need.

@@ -1,6 +1,7 @@
 //! What variables hold at first: a function of the seed and the variable's name alone, so that neither the order of
 //! declarations nor the model around a layer changes its weights.
 
+use half::{bf16, f16};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Memory, Region};
 use slabwise_kernels::random::{philox, unit};
@@ -59,6 +60,8 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
 
 fn constant(value: f32, dtype: DType, memory: &mut Memory, region: &Region) {
     match Value::F32(value).cast(dtype.lane()) {
+        Value::F32(v) if dtype == DType::F16 => memory.elements_mut::<f16>(region).fill(f16::from_f32(v)),
+        Value::F32(v) if dtype == DType::BF16 => memory.elements_mut::<bf16>(region).fill(bf16::from_f32(v)),
         Value::F32(v) => memory.elements_mut::<f32>(region).fill(v),
         Value::I32(v) if dtype == DType::U8 => memory.bytes_mut(region).fill(v.clamp(0, 255) as u8),
         Value::I32(v) => memory.elements_mut::<i32>(region).fill(v),

@@ -7,6 +7,8 @@ mod checks;
 mod compile;
 pub mod data;
 mod device;
+#[cfg(feature = "profiles")]
+pub mod diff;
 mod dynamic;
 pub mod error;
 pub mod feed;
@@ -25,6 +27,7 @@ mod program;
 pub mod reference;
 mod session;
 pub mod shape;
+mod shapes;
 pub mod tensor;
 pub mod trace;
 pub mod weights;
@@ -41,9 +44,11 @@ pub use plan::{Again, Persistent, Plan, Sent};
 pub use program::Program;
 pub use session::{RunStats, Session};
 pub use shape::{Dim, Shape};
+pub use shapes::{PlanCounts, Ranges, Shapes};
 pub use slabwise_kernels::dtype::DType;
 pub use slabwise_kernels::spec::Window;
 pub use slabwise_planner::Bytes;
+pub use slabwise_planner::report::{Handed, Run, RunStep};
 pub use tensor::{AxisSet, Mask, Operand, Tensor, Tiles};
 pub use trace::{State, Trace};
 
@@ -61,5 +66,5 @@ pub mod prelude {
         Budget, Bytes, DType, Device, Dim, Init, Mask, Offload, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor,
         Tiles, Trace, Window,
     };
-    pub use slabwise_kernels::dtype::DType::{Bool, F32, I32, U8};
+    pub use slabwise_kernels::dtype::DType::{BF16, Bool, F16, F32, I32, U8};
 }

@@ -225,6 +225,9 @@ impl Scope {
                 Dim::Bounded { name, .. } => {
                     self.mistake(format!("parameter \"{path}\" has the bounded length {name}: lengths of parameters are fixed"));
                 }
+                Dim::Free { name } => {
+                    self.mistake(format!("parameter \"{path}\" has the free length {name}: lengths of parameters are fixed"));
+                }
             }
         }
         Param { name: path, scope: self.clone(), dims, init, trained: true }

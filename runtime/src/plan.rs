@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Instant;
 
+use slabwise_planner::report::Run;
 use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets, Space, Task, TaskId};
 
 use crate::device::Device;
@@ -207,6 +208,15 @@ impl Plan {
     /// The plan as a picture: buffers as rectangles over steps × bytes.
     pub fn svg(&self) -> String {
         slabwise_planner::report::svg(&self.dag, &self.offsets, &self.name)
+    }
+
+    /// The plan as a page to look around in, which needs nothing but a browser: buffers as rectangles over steps × bytes, each
+    /// with its name, layer, line and why it is alive at the peak. What a [`run`](crate::Session::record) was seen to use is
+    /// drawn over it; without one, the page tells `Err`'s reason why nothing was run.
+    pub fn html(&self, run: std::result::Result<&Run, &str>) -> String {
+        let bounds = if self.bounds.is_empty() { String::new() } else { format!(" · {}", self.bounds) };
+        let title = format!("{} · {}{bounds}", self.name, self.device);
+        slabwise_planner::report::html(&self.dag, &self.offsets, &title, run)
     }
 
     /// Writes [`Plan::svg`] to a file.

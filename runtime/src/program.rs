@@ -1,9 +1,13 @@
 //! A compiled program: kernels in the order of a checked plan, and where their arguments lie.
 
+#[cfg(feature = "profiles")]
+mod ledger;
+
 use std::sync::{Arc, OnceLock};
 
 use slabwise_kernels::cpu::Kernel;
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 use slabwise_planner::{self as planner, Space};
@@ -15,15 +19,20 @@ use crate::memory::{Tag, TagId};
 use crate::ops::Op;
 use crate::passes::{Arg, Scheduled};
 use crate::plan::Plan;
-use crate::shape::Symbols;
+use crate::shape::{Extent, Symbols};
+use crate::shapes::PerShape;
 
 /// A program with `N` outputs. It is run by the session that compiled it.
 pub struct Program<const N: usize> {
-    pub(crate) inner: Compiled,
+    /// The program; with free dimensions, that of the lengths planned first.
+    pub(crate) inner: Arc<Compiled>,
+    /// With free dimensions, what is planned for other lengths.
+    pub(crate) shaped: Option<Box<PerShape>>,
 }
 
 impl<const N: usize> Program<N> {
-    /// What was planned: bytes, lifetimes, savings.
+    /// What was planned: bytes, lifetimes, savings. With [free](crate::Dim::free) dimensions, which have no length before the first
+    /// run, that is the plan for a length of 64.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
     }
@@ -233,12 +242,14 @@ impl Compiled {
         });
         result?;
         let mut env = Env::default();
-        for (slot, value) in env.0.iter_mut().zip(known) {
-            *slot = value.unwrap_or(0);
-        }
-        // A dimension that no input has runs at its bound.
-        for (i, (_, max)) in self.symbols.iter().enumerate() {
-            env.0[i] = known[i].unwrap_or(max);
+        for (symbol, _, extent) in self.symbols.iter() {
+            let i = usize::from(symbol.0);
+            env.0[i] = match extent {
+                // A dimension that no input has runs at its bound.
+                Extent::Bounded(max) | Extent::Free(max) => known[i].unwrap_or(max),
+                // Until a kernel has found it.
+                Extent::Found(_) => 0,
+            };
         }
         Ok(env)
     }
@@ -270,12 +281,21 @@ impl Compiled {
         for (&length, &dim) in lengths.iter().zip(&slot.dims) {
             match (dim.as_fixed(), dim.symbols().next()) {
                 (None, Some(symbol)) => {
-                    let (name, bound) = (self.symbols.name(symbol), self.symbols.bound(symbol));
+                    let name = self.symbols.name(symbol);
                     let slot = &mut known[usize::from(symbol.0)];
-                    if length > bound as usize {
-                        return fail(format!(
-                            "shape {lengths:?} was given: \"{name}\" is {length}, more than its bound {bound}; compile with a larger bound or feed smaller parts"
-                        ));
+                    match self.symbols.extent(symbol) {
+                        Extent::Bounded(bound) if length > bound as usize => {
+                            return fail(format!(
+                                "shape {lengths:?} was given: \"{name}\" is {length}, more than its bound {bound}; compile with a larger bound or feed smaller parts"
+                            ));
+                        }
+                        Extent::Free(_) if length == 0 || u32::try_from(length).is_err() => {
+                            return fail(format!(
+                                "shape {lengths:?} was given: \"{name}\" is {length}; a free dimension is 1 to {} long",
+                                u32::MAX
+                            ));
+                        }
+                        _ => {}
                     }
                     if slot.is_some_and(|known| known as usize != length) {
                         return fail(format!(
@@ -318,6 +338,14 @@ impl Compiled {
 /// The lengths that a shape has in a run.
 pub(crate) fn lengths(dims: &Dims, env: &Env) -> Lengths {
     dims.iter().map(|d| d.usize_at(env)).collect()
+}
+
+impl Compiled {
+    /// Where a buffer lies in the memory that it is planned for.
+    pub fn place_in(&self, space: Region, buffer: usize) -> Region {
+        let Planned { offset, bytes } = self.buffers[buffer].place;
+        space.part(offset, bytes)
+    }
 }
 
 impl Step {

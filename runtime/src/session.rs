@@ -3,23 +3,24 @@
 mod copies;
 mod measure;
 mod shared;
+mod steps;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use half::{bf16, f16};
 use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
-use slabwise_kernels::spec::MAX_ARGUMENTS;
 use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Output};
-use crate::compile::{CompileOptions, compile, lay_out, variable_bytes};
+use crate::compile::{CompileOptions, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths, Source};
@@ -29,7 +30,8 @@ use crate::memory::offload::Offload;
 use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::plan::Plan;
-use crate::program::{Compiled, Place, Program, Step, Work, lengths};
+use crate::program::{Compiled, Program, Step, lengths};
+use crate::shapes::first_lengths;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
 
@@ -75,6 +77,7 @@ pub struct Session {
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
+    recording: Option<measure::Recording>,
 }
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
@@ -118,6 +121,7 @@ impl Session {
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
+            recording: None,
         })
     }
 
@@ -191,7 +195,7 @@ impl Session {
     pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
         let started = Instant::now();
         let graph = self.finished(trace, &outputs)?;
-        Ok(lay_out(self, trace.name(), &graph, started)?.plan)
+        Ok(lay_out(self, trace.name(), &first_lengths(graph, &self.options.shapes), started)?.plan)
     }
 
     /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.
@@ -224,14 +228,13 @@ impl Session {
             return Err(Error::Value(format!("\"{name}\" has {} outputs, {N} are expected", graph.outputs.len())));
         }
         let counters = self.new_counters(name, graph)?;
-        let inner = compile(self, name, graph, Instant::now())?;
+        let program = self.compile_for_shapes(name, graph)?;
         self.keep_counters(counters);
-        self.grow_slab(inner.slab_bytes, name)?;
-        self.prepare_copies(&inner)?;
-        Ok(Program { inner })
+        self.grow_slab(program.inner.slab_bytes, name)?;
+        Ok(program)
     }
 
-    fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
+    pub(crate) fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
         if self.slab.is_some_and(|s| s.bytes >= bytes) {
             return Ok(());
         }
@@ -316,66 +319,13 @@ impl Session {
     /// On an error nothing has changed: inputs are checked before anything runs, and checks of their values (labels within
     /// range) run before any weight is written.
     pub fn run<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
-        let inner = &program.inner;
+        let inner = &*self.planned_for(program, &feed)?;
         let env = self.begin(inner, &feed)?;
-        let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
-        let host = self.host.unwrap_or_default();
-        let place = |buffer: usize| {
-            let planned = &inner.buffers[buffer];
-            (if planned.on_host { host } else { slab }).part(planned.place.offset, planned.place.bytes)
-        };
-        let regions: SmallVec<[Option<Region>; 8]> = self.stage(inner, &feed, &mut |buffer| place(buffer))?;
-        let fed = |buffer: usize| inner.inputs.iter().position(|i| i.buffer == Some(buffer)).and_then(|i| regions[i]);
-        let place = |buffer: usize| fed(buffer).unwrap_or_else(|| place(buffer));
-        if inner.guard > 0 {
-            crate::checks::begin(self, inner, slab);
-        }
-        let done = self.run_planned(inner, slab, &env, &place);
-        if done.is_err() {
-            // Whoever comes next finds nothing under way.
-            self.memory.wait_for_all();
-        }
-        self.stats = RunStats { peak_slab_bytes: done? };
-        let own = |buffer: usize| slab.part(inner.buffers[buffer].place.offset, inner.buffers[buffer].place.bytes);
-        let buffers: [Option<Buffer>; N] = self.give_donated(inner, &feed, &env, &mut |b| own(b))?;
-        Ok(std::array::from_fn(|i| self.output(inner, i, own(inner.outputs[i]), &env, buffers[i].clone())))
-    }
-
-    /// Runs the steps of a program whose buffers lie where `place` says; the end of the highest byte of the slab in use.
-    fn run_planned(&mut self, inner: &Compiled, slab: Region, env: &Env, place: &dyn Fn(usize) -> Region) -> Result<u64> {
-        let mut peak = 0;
-        self.tickets.clear();
-        if inner.guard > 0 {
-            crate::checks::begin(self, inner, slab);
-        }
-        for (at, step) in inner.steps.iter().enumerate() {
-            let started = self.profile.as_ref().map(|_| Instant::now());
-            match &step.work {
-                Work::Run(kernel) => {
-                    let workspace = slab.part(step.workspace.offset, step.workspace.bytes);
-                    let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
-                        .places
-                        .iter()
-                        .map(|p| match *p {
-                            Place::Planned(b) => place(b),
-                            Place::Variable(v) => self.variables[v].region,
-                            Place::Sizes => self.sizes,
-                        })
-                        .collect();
-                    kernel.run(&mut self.memory, &args, &workspace, env, &self.team).map_err(|fault| inner.fault(at, fault))?;
-                }
-                Work::Start(copy) => self.start_copy(inner, *copy, env, place),
-                Work::Finish(copy) => self.finish_copy(*copy),
-            }
-            if let (Some(started), Some(profile)) = (started, &mut self.profile) {
-                profile[at] = profile[at].min(started.elapsed().as_secs_f64());
-            }
-            peak = peak.max(step.slab_end(inner));
-            if inner.guard > 0 {
-                crate::checks::after(self, inner, slab, at)?;
-            }
-        }
-        Ok(peak)
+        let slab = self.slab()?;
+        let regions = self.stage(inner, &feed, &mut |buffer| inner.place_in(slab, buffer))?;
+        self.run_fed(inner, &env, &regions)?;
+        let buffers: [Option<Buffer>; N] = self.give_donated(inner, &feed, &env, &mut |b| inner.place_in(slab, b))?;
+        Ok(std::array::from_fn(|i| self.output(inner, i, inner.place_in(slab, inner.outputs[i]), &env, buffers[i].clone())))
     }
 
     pub(crate) fn output(&self, inner: &Compiled, i: usize, region: Region, env: &Env, buffer: Option<Buffer>) -> Output<'_> {
@@ -385,11 +335,16 @@ impl Session {
         Output { memory: &self.memory, region: region.part(0, bytes as u64), dtype: planned.dtype, lengths, buffer }
     }
 
+    pub(crate) fn owns(&self, inner: &Compiled) -> Result<()> {
+        if inner.session == self.id {
+            return Ok(());
+        }
+        Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)))
+    }
+
     /// Checks the feed and publishes the sizes of the run.
     pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
-        if inner.session != self.id {
-            return Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)));
-        }
+        self.owns(inner)?;
         let (threads, room) = (self.team.threads(), inner.steps.iter().filter_map(Step::threads).min());
         if let Some(room) = room.filter(|&room| room < threads) {
             let message = format!(
@@ -548,6 +503,8 @@ impl Session {
         let lengths: Vec<usize> = variable.info.dims.iter().map(|d| d.usize_at(&Env::default())).collect();
         let values: Vec<f32> = match variable.info.dtype {
             DType::F32 => self.memory.elements::<f32>(&variable.region).to_vec(),
+            DType::F16 => self.memory.elements::<f16>(&variable.region).iter().map(|h| h.to_f32()).collect(),
+            DType::BF16 => self.memory.elements::<bf16>(&variable.region).iter().map(|h| h.to_f32()).collect(),
             DType::I32 => self.memory.elements::<i32>(&variable.region).iter().map(|&i| i as f32).collect(),
             DType::U8 | DType::Bool => self.memory.bytes(&variable.region).iter().map(|&b| f32::from(b)).collect(),
         };
@@ -568,6 +525,8 @@ impl Session {
         }
         match dtype {
             DType::F32 => self.memory.elements_mut::<f32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v),
+            DType::F16 => self.memory.elements_mut::<f16>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = f16::from_f32(*v)),
+            DType::BF16 => self.memory.elements_mut::<bf16>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = bf16::from_f32(*v)),
             DType::I32 => self.memory.elements_mut::<i32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as i32),
             DType::U8 => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as u8),
             DType::Bool => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = u8::from(*v != 0.0)),

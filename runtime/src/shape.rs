@@ -1,4 +1,4 @@
-//! Shapes as users write them: numbers and named, bounded dimensions.
+//! Shapes as users write them: numbers and named dimensions, with a bound or without.
 
 use std::fmt;
 
@@ -18,12 +18,24 @@ pub enum Dim {
         /// The largest length.
         max: u32,
     },
+    /// Known by name alone: planned for the lengths that runs bring (see [`Shapes`](crate::Shapes)).
+    Free {
+        /// Dimensions of one name have one length in a run.
+        name: &'static str,
+    },
 }
 
 impl Dim {
     /// A dimension of any length up to `max`; all dimensions of this name in a trace have the same length.
     pub const fn bounded(name: &'static str, max: u32) -> Self {
         Dim::Bounded { name, max }
+    }
+
+    /// A dimension of any length from 1 on; all dimensions of this name in a trace have the same length in a run. A program with
+    /// such dimensions is planned when a run brings lengths for which there is no plan yet, as
+    /// [`CompileOptions::shapes`](crate::CompileOptions::shapes) says.
+    pub const fn free(name: &'static str) -> Self {
+        Dim::Free { name }
     }
 }
 
@@ -85,25 +97,49 @@ impl<D: Into<Dim> + Copy> From<&[D]> for Shape {
     }
 }
 
-/// The symbols of a trace: name and bound of each.
+/// What is known of a symbol's length before a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// The most it can be.
+    Bounded(u32),
+    /// Nothing. The number is the length that the program is planned for: 1 while it is traced.
+    Free(u32),
+    /// Not even a run's inputs say it: a kernel finds it. It is at most this.
+    Found(Size),
+}
+
+/// The symbols of a trace: the name of each, and what is known of its length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Symbols(Vec<(&'static str, u32)>);
+pub struct Symbols(Vec<(&'static str, Extent)>);
 
 impl Symbols {
-    /// The symbol of a name, made at its first use; an error if the name has another bound, or there are too many names.
-    pub fn intern(&mut self, name: &'static str, max: u32) -> Result<Symbol, String> {
-        if let Some(at) = self.0.iter().position(|(n, _)| *n == name) {
-            let bound = self.0[at].1;
-            return if bound == max {
-                Ok(Symbol(at as u8))
-            } else {
-                Err(format!("dimension \"{name}\" is bounded by {bound} and by {max}"))
-            };
+    /// The symbol of a bounded or free dimension, made at the first use of its name; an error if the name is declared otherwise
+    /// already, or there are too many names.
+    pub fn intern(&mut self, name: &'static str, extent: Extent) -> Result<Symbol, String> {
+        let Some(at) = self.0.iter().position(|(n, e)| *n == name && !matches!(e, Extent::Found(_))) else {
+            return self.add(name, extent);
+        };
+        match (self.0[at].1, extent) {
+            (known, extent) if known == extent => Ok(Symbol(at as u8)),
+            (Extent::Bounded(a), Extent::Bounded(b)) => Err(format!("dimension \"{name}\" is bounded by {a} and by {b}")),
+            (Extent::Bounded(bound), _) | (_, Extent::Bounded(bound)) => {
+                Err(format!("dimension \"{name}\" is bounded by {bound} and free"))
+            }
+            // Free dimensions of one name are one, whatever length the program is planned for.
+            _ => Ok(Symbol(at as u8)),
         }
+    }
+
+    /// A symbol of its own for a length that a kernel finds.
+    pub fn found(&mut self, name: &'static str, most: Size) -> Result<Symbol, String> {
+        self.add(name, Extent::Found(most))
+    }
+
+    fn add(&mut self, name: &'static str, extent: Extent) -> Result<Symbol, String> {
         if self.0.len() == MAX_SYMBOLS {
-            return Err(format!("dimension \"{name}\" is one too many: a program has at most {MAX_SYMBOLS} bounded dimensions"));
+            return Err(format!("dimension \"{name}\" is one too many: a program has at most {MAX_SYMBOLS} lengths that are not fixed"));
         }
-        self.0.push((name, max));
+        self.0.push((name, extent));
         Ok(Symbol(self.0.len() as u8 - 1))
     }
 
@@ -117,21 +153,61 @@ impl Symbols {
         self.0[usize::from(symbol.0)].0
     }
 
-    /// The bound of a symbol.
-    pub fn bound(&self, symbol: Symbol) -> u32 {
+    /// What is known of a symbol's length.
+    pub fn extent(&self, symbol: Symbol) -> Extent {
         self.0[usize::from(symbol.0)].1
     }
 
-    /// Names and bounds, in symbol order.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u32)> {
-        self.0.iter().copied()
+    /// Symbols, names and what is known of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (Symbol, &'static str, Extent)> {
+        self.0.iter().enumerate().map(|(at, &(name, extent))| (Symbol(at as u8), name, extent))
     }
 
-    /// Every symbol at its bound.
+    /// Whether the length is found by a kernel of the run.
+    pub fn is_found(&self, symbol: Symbol) -> bool {
+        matches!(self.extent(symbol), Extent::Found(_))
+    }
+
+    /// Whether lengths or strides depend on a length that a kernel finds.
+    pub fn any_found(&self, sizes: &[Size]) -> bool {
+        sizes.iter().any(|size| size.symbols().any(|s| self.is_found(s)))
+    }
+
+    /// The free symbols.
+    pub fn free(&self) -> impl Iterator<Item = Symbol> {
+        self.iter().filter(|(_, _, extent)| matches!(extent, Extent::Free(_))).map(|(symbol, ..)| symbol)
+    }
+
+    /// The same with free symbols planned for these lengths.
+    pub fn planned_for(&self, lengths: &Env) -> Symbols {
+        let mut symbols = self.clone();
+        for (at, (_, extent)) in symbols.0.iter_mut().enumerate() {
+            if let Extent::Free(length) = extent {
+                *length = lengths.0[at];
+            }
+        }
+        symbols
+    }
+
+    /// What is known of each, as reports say it.
+    pub fn describe(&self) -> String {
+        let one = |(_, name, extent): (Symbol, &str, Extent)| match extent {
+            Extent::Bounded(max) => format!("{name} ≤ {max}"),
+            Extent::Free(planned) => format!("{name} free, planned up to {planned}"),
+            Extent::Found(most) => format!("{name} found, ≤ {}", most.show(|s| self.name(s))),
+        };
+        self.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Every symbol at the most that is planned for.
     pub fn bounds(&self) -> Env {
         let mut env = Env::default();
-        for (slot, (_, max)) in env.0.iter_mut().zip(&self.0) {
-            *slot = *max;
+        for (at, (_, extent)) in self.0.iter().enumerate() {
+            env.0[at] = match extent {
+                Extent::Bounded(max) | Extent::Free(max) => *max,
+                // Made of symbols before it.
+                Extent::Found(most) => u32::try_from(most.at(&env)).unwrap_or(if most.at(&env) < 0 { 0 } else { u32::MAX }),
+            };
         }
         env
     }

@@ -87,6 +87,22 @@ impl<'t> Tensor<'t> {
         self.trace.segment(|| segment(self))
     }
 
+    /// This tensor, kept from when it is made until its last use: neither a budget nor a checkpointed segment has it made again,
+    /// nor does the way back make it anew where that would be cheap. For a value that costs more than its operations tell.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # let trace = Trace::training();
+    /// # let x = trace.input("x", F32, (2, 3));
+    /// let y = x.exp().keep().tanh();
+    /// ```
+    pub fn keep(self) -> Tensor<'t> {
+        if !self.is_poisoned() {
+            self.trace.keep(self.id);
+        }
+        self
+    }
+
     pub(crate) fn is_poisoned(self) -> bool {
         self.id == POISON
     }
@@ -191,7 +207,7 @@ impl<'t> Lift<'t> for i32 {
 
 /// The type that arithmetic on a type gives.
 fn computed(dtype: DType) -> DType {
-    if dtype == DType::U8 { DType::I32 } else { dtype }
+    dtype.lane().stored()
 }
 
 fn constant(trace: &Trace, at: Line, value: Result<Value, String>, dtype: DType) -> Tensor<'_> {
@@ -202,12 +218,12 @@ fn constant(trace: &Trace, at: Line, value: Result<Value, String>, dtype: DType)
 pub(crate) fn number(value: f32, dtype: DType) -> Result<Value, String> {
     // As a float, the bound above i32 is exact only as 2³¹, which is excluded.
     let fits = match dtype {
-        DType::F32 => true,
+        DType::F32 | DType::F16 | DType::BF16 => true,
         DType::I32 => value.fract() == 0.0 && (-2_147_483_648.0..2_147_483_648.0).contains(&value),
         DType::U8 => value.fract() == 0.0 && (0.0..256.0).contains(&value),
         DType::Bool => value == 0.0 || value == 1.0,
     };
-    if fits { Ok(Value::F32(value).cast(dtype.lane())) } else { Err(format!("{value} is not a value of type {dtype}")) }
+    if fits { Ok(dtype.hold(Value::F32(value))) } else { Err(format!("{value} is not a value of type {dtype}")) }
 }
 
 /// Adds a node under its shape rule; for operations whose shape follows from their operands.

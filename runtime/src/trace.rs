@@ -22,7 +22,7 @@ use crate::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
 use crate::ops::{Emit, NodeId, Op};
 use crate::params::{Param, Params};
 use crate::passes::autodiff;
-use crate::shape::{Dim, Shape, Symbols, elements};
+use crate::shape::{Dim, Extent, Shape, Symbols, elements};
 use crate::tensor::{Operand, POISON, Tensor, number};
 
 pub(crate) use learn::names;
@@ -384,6 +384,11 @@ impl Trace {
         result
     }
 
+    /// See [`Tensor::keep`].
+    pub(crate) fn keep(&self, id: NodeId) {
+        self.building.borrow_mut().graph.keep(id);
+    }
+
     /// Looks at the graph.
     pub(crate) fn with_graph<R>(&self, look: impl FnOnce(&Graph) -> R) -> R {
         look(&self.building.borrow().graph)
@@ -398,12 +403,13 @@ impl fmt::Debug for Trace {
     }
 }
 
-/// A shape as sizes, its bounded dimensions interned.
+/// A shape as sizes, its named dimensions interned.
 pub(crate) fn resolve(symbols: &mut Symbols, shape: &Shape) -> Result<Dims, String> {
     let size = |dim: &Dim| match *dim {
         Dim::Fixed(n) if n < 0 => Err(format!("the length {n} is negative")),
         Dim::Fixed(n) => Ok(Size::fixed(n)),
-        Dim::Bounded { name, max } => symbols.intern(name, max).map(Size::symbol),
+        Dim::Bounded { name, max } => symbols.intern(name, Extent::Bounded(max)).map(Size::symbol),
+        Dim::Free { name } => symbols.intern(name, Extent::Free(1)).map(Size::symbol),
     };
     shape.dims().iter().map(size).collect()
 }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -87,6 +87,9 @@ pub struct Entry<'a> {
     /// Elements in row-major order, little-endian, with no alignment promised.
     pub bytes: &'a [u8],
 }
+
+/// The most bytes of a file: beyond any machine that this crate would train on, and short of what would only fill it.
+pub const FILE_MAX: u64 = 1 << 38;
 
 /// Name the format keeps for its metadata.
 const METADATA_KEY: &str = "__metadata__";
@@ -218,13 +221,28 @@ impl File {
             if !fs::metadata(path)?.is_file() {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
             }
-            fs::read(path)
+            let mut bytes = Vec::new();
+            let length = fs::metadata(path)?.len();
+            if length > FILE_MAX {
+                let message = format!("it has {length} bytes, more than the {FILE_MAX} that are read at most");
+                return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+            }
+            // More than there is memory for is an error, not the end of the process.
+            let reserved = usize::try_from(length).map(|length| bytes.try_reserve_exact(length));
+            reserved.map_err(io::Error::other)?.map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
+            fs::File::open(path)?.take(length).read_to_end(&mut bytes)?;
+            Ok(bytes)
         };
         let bytes = read().map_err(|source| WeightsError::Read { path: path.to_owned(), source })?;
-        File::parse(path, bytes)
+        File::of_bytes(path, bytes)
     }
 
-    fn parse(path: &Path, bytes: Vec<u8>) -> Result<File, WeightsError> {
+    /// As [`File::open`], of what a file contains; `path` names it in errors.
+    ///
+    /// # Errors
+    ///
+    /// As [`File::open`].
+    pub fn of_bytes(path: &Path, bytes: Vec<u8>) -> Result<File, WeightsError> {
         let malformed = |detail: String| WeightsError::Malformed { path: path.to_owned(), detail };
         let (header, info) = SafeTensors::read_metadata(&bytes).map_err(|e| malformed(e.to_string()))?;
         let start = header + size_of::<u64>();
@@ -310,6 +328,8 @@ pub fn match_tensors(expected: &[(String, DType, Vec<u64>)], file: &File, tolera
 const fn to_format(dtype: DType) -> Dtype {
     match dtype {
         DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
         DType::I32 => Dtype::I32,
         DType::U8 => Dtype::U8,
         DType::Bool => Dtype::BOOL,
@@ -392,14 +412,14 @@ mod tests {
             assert!(error.to_string().contains(&*path.to_string_lossy()));
         }
         let longer = [&whole[..], &[0]].concat();
-        assert!(matches!(File::parse(&path, longer), Err(WeightsError::Malformed { .. })));
+        assert!(matches!(File::of_bytes(&path, longer), Err(WeightsError::Malformed { .. })));
         // Damage to any one byte of the header gives an error or a file that can be read through; never a panic.
         let header = whole.len() - floats.len() - 9;
         for at in 0..header {
             for flip in [1, 2, 0x10, 0x80, 0xff] {
                 let mut bytes = whole.clone();
                 bytes[at] ^= flip;
-                if let Ok(file) = File::parse(&path, bytes) {
+                if let Ok(file) = File::of_bytes(&path, bytes) {
                     assert!(file.tensors().map(|e| e.bytes.len()).sum::<usize>() <= whole.len());
                 }
             }
@@ -408,7 +428,7 @@ mod tests {
 
     #[test]
     fn bad_headers_are_errors() {
-        let parse = |bytes| File::parse(Path::new("x.safetensors"), bytes).unwrap_err();
+        let parse = |bytes| File::of_bytes(Path::new("x.safetensors"), bytes).unwrap_err();
         let huge_shape = r#"{"a":{"dtype":"F32","shape":[18446744073709551615,4],"data_offsets":[0,4]}}"#;
         let huge_offset = r#"{"a":{"dtype":"U8","shape":[2305843009213693951],"data_offsets":[0,2305843009213693951]}}"#;
         let overlap = r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#;
@@ -427,8 +447,8 @@ mod tests {
             let error = parse(bytes);
             assert!(matches!(error, WeightsError::Malformed { .. }), "{error}");
         }
-        let error = parse(raw(r#"{"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}}"#, &[0; 4]));
-        assert!(matches!(&error, WeightsError::UnsupportedDType { tensor, dtype, .. } if tensor == "a" && dtype == "F16"), "{error}");
+        let error = parse(raw(r#"{"a":{"dtype":"I16","shape":[2],"data_offsets":[0,4]}}"#, &[0; 4]));
+        assert!(matches!(&error, WeightsError::UnsupportedDType { tensor, dtype, .. } if tensor == "a" && dtype == "I16"), "{error}");
     }
 
     #[test]

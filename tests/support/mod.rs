@@ -4,6 +4,7 @@
 pub mod networks;
 pub mod random_graph;
 
+use half::{bf16, f16};
 use slabwise::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
 use slabwise::ops::{Emit, NodeId, Op};
 use slabwise::params::Init;
@@ -119,6 +120,8 @@ pub fn kind(op: &Op) -> usize {
 pub fn array(rng: &mut Rng, dtype: DType, lengths: &[usize], (low, high): (f64, f64), limit: usize) -> Array {
     Array::from_fn(dtype, lengths, |_| match dtype {
         DType::F32 => rng.float(low, high),
+        DType::F16 => f16::from_f64(rng.float(low, high)).to_f64(),
+        DType::BF16 => bf16::from_f64(rng.float(low, high)).to_f64(),
         DType::I32 | DType::U8 => rng.below(limit) as f64,
         DType::Bool => rng.below(2) as f64,
     })

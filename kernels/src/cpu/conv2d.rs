@@ -16,7 +16,9 @@ mod weight_grad;
 use super::gemm::drive::Space;
 use super::gemm::micro::Micro;
 use super::tile::TileCode;
-use super::{Config, Launch, SpecError};
+use super::walk::check_operand;
+use super::{Config, CutOff, Launch, SpecError};
+use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{self, Body, ConvKind, Operand, Spec};
 use tile::{Axis, Source};
@@ -49,6 +51,12 @@ impl Conv2d {
             return Err(SpecError(format!("a convolution that needs a tile of {} elements", space.right.max(space.left))));
         }
         Ok(Conv2d { code, micro, threads: config.threads.max(1), space, depthwise })
+    }
+
+    /// Where slices of a weight gradient may end, and its sums; `None` if more than the number of images varies.
+    pub fn cut_off(&self, spec: &Spec, bound: &Env) -> Option<CutOff> {
+        let sizes = Sizes::new(body(spec).ok()?, bound);
+        sizes.fixed.then(|| if self.depthwise { depthwise::cut_off(&sizes, self.micro) } else { weight_grad::cut_off(&sizes, self.micro) })
     }
 
     pub fn workspace(&self) -> u64 {
@@ -90,9 +98,11 @@ fn body(spec: &Spec) -> Result<&spec::Conv2d, SpecError> {
 /// What has to hold at the bound for the index arithmetic to stay inside the operands.
 fn check(spec: &Spec, body: &spec::Conv2d, bound: &Env) -> Result<(), SpecError> {
     let fail = |what: String| Err(SpecError(what));
-    if spec.dims.len() != 4 || body.a.strides.len() != 4 || body.b.strides.len() != 4 {
+    if spec.dims.len() != 4 {
         return fail("a convolution has four axes".into());
     }
+    check_operand("the first operand", &body.a, 4, &[DType::F32])?;
+    check_operand("the second operand", &body.b, 4, &[DType::F32])?;
     let positive = body.k.iter().chain(&body.stride).chain(&body.dilation).all(|&x| x > 0 && x <= 1 << 16);
     if !positive || body.groups == 0 || body.pad.iter().any(|&p| p > 1 << 16) {
         return fail(format!(
@@ -152,6 +162,21 @@ impl Sizes {
     fn taps(&self) -> usize {
         self.axes[0].taps * self.axes[1].taps
     }
+}
+
+impl Call<'_> {
+    /// Images of each example of a batch in slices.
+    fn per_example(&self) -> usize {
+        let batch = self.launch.part.and_then(|part| self.body.n.checked_div_size(Size::symbol(part.slicing.batch)));
+        batch.map_or(1, |images| images.usize_at(self.launch.env))
+    }
+}
+
+/// The same of an argument that holds one slice of a batch, images counted through the whole.
+fn part_source(call: &Call, operand: &Operand, argument: usize) -> Source {
+    let source = source(operand, call.launch.args[argument], call.launch.env);
+    let before = call.launch.part.map_or(0, |part| part.examples.start * call.per_example());
+    Source { at: source.at.wrapping_offset(-(before as isize * source.strides[0])), ..source }
 }
 
 /// An operand's address under an environment.

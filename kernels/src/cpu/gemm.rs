@@ -9,7 +9,9 @@ mod simd;
 use std::ops::Range;
 
 use super::tile::{Bound, MAX_AXES, TileCode};
+use super::walk::check_operand;
 use super::{Config, Launch, SpecError};
+use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Body, Operand, Spec};
 use drive::{Blocking, MicroPanel, Product, Room, Space, drive};
@@ -45,9 +47,11 @@ impl Matmul {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         let Body::Matmul(body) = &spec.body else { return Err(SpecError("not a matrix product".into())) };
         let rank = spec.dims.len();
-        if !(2..=MAX_AXES).contains(&rank) || body.a.strides.len() != rank || body.b.strides.len() != rank {
-            return Err(SpecError(format!("a product of rank {rank} with {} and {} strides", body.a.strides.len(), body.b.strides.len())));
+        if !(2..=MAX_AXES).contains(&rank) {
+            return Err(SpecError(format!("a product of rank {rank}")));
         }
+        check_operand("the left operand", &body.a, rank, &[DType::F32])?;
+        check_operand("the right operand", &body.b, rank, &[DType::F32])?;
         let code = TileCode::new(spec, config)?;
         let micro = Micro::of(config.isa);
         let size = |s: Size| s.usize_at(bound);
@@ -79,12 +83,19 @@ impl Matmul {
         // A matrix times a vector: the vector's one column would fill a lane of each vector register, so the product is
         // computed transposed, which changes neither a sum nor, with one column, where the epilogue finds it.
         let turned = n == 1;
+        // Splits are those of the whole batch, of which this may be a slice.
+        let whole = |size: &Size| size.usize_at(launch.whole());
+        let blocks = match [whole(&sizes[0]), whole(&sizes[1])] {
+            [m, 1] => split_blocks(batch.iter().map(whole).product(), 1, m),
+            [m, n] => split_blocks(batch.iter().map(whole).product(), m, n),
+        };
         if turned {
             (m, n) = (n, m);
             (a, b) = (b.turned(), a.turned());
         }
         let room = Room { workspace: launch.workspace, space: &self.space, threads: self.threads, team: launch.team };
-        let blocking = blocking(m, n, k, groups, self.threads.min(launch.team.threads()), self.micro);
+        let splits = splits(blocks, k.div_ceil(DEPTH));
+        let blocking = blocking(m, n, k, groups, splits, self.threads.min(launch.team.threads()), self.micro);
         let product = Strided {
             spec,
             env,
@@ -109,10 +120,9 @@ pub(super) fn even(total: usize, most: usize, multiple: usize) -> usize {
 
 /// How a product is cut. Only `splits` (and the blocks of k) decide in which order an element is summed, and they follow
 /// from the sizes alone; the rest may look at the number of threads.
-fn blocking(m: usize, n: usize, k: usize, groups: usize, threads: usize, micro: &Micro) -> Blocking {
+fn blocking(m: usize, n: usize, k: usize, groups: usize, splits: usize, threads: usize, micro: &Micro) -> Blocking {
     let width = micro.columns();
     let mut rows = even(m, ROWS, 1);
-    let splits = splits(split_blocks(groups, m, n), k.div_ceil(DEPTH));
     if splits > 1 {
         return Blocking { rows, columns: SPLIT_COLUMNS.min(n.next_multiple_of(width)), resident: false, splits };
     }

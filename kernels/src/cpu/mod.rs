@@ -14,11 +14,13 @@ mod walk;
 
 pub use isa::Isa;
 pub use team::Team;
+pub use tile::validate;
 
 use smallvec::SmallVec;
 
 use crate::memory::{Memory, Region};
-use crate::size::Env;
+use crate::size::{Env, Symbol};
+use crate::slice::{Part, Slice, Slicing};
 use crate::spec::{Access, Body, Dims, MAX_ARGUMENTS, Operand, Spec};
 
 /// What kernels are prepared for.
@@ -57,8 +59,18 @@ pub enum Fault {
 pub(crate) struct Launch<'a> {
     pub args: &'a [*mut u8],
     pub workspace: *mut u8,
+    /// The sizes of the launch; of a kernel that sums over a batch in slices, those of the whole run.
     pub env: &'a Env,
     pub team: &'a Team,
+    /// What there is to know of the whole, if this is a slice of it.
+    pub part: Option<&'a Part<'a>>,
+}
+
+impl Launch<'_> {
+    /// The sizes that decide how sums are split.
+    pub fn whole(&self) -> &Env {
+        self.part.map_or(self.env, |part| part.whole)
+    }
 }
 
 // SAFETY: the addresses are plain numbers until a kernel reaches through them, and each kernel says why its threads may.
@@ -71,6 +83,22 @@ pub struct Kernel {
     bound: Env,
     threads: usize,
     body: Prepared,
+    slices: Option<Slices>,
+}
+
+/// How a kernel runs on slices of a batch.
+struct Slices {
+    slicing: Slicing,
+    cut: CutOff,
+}
+
+/// Where the sums of a kernel can be taken up again.
+#[derive(Clone, Copy)]
+pub(crate) struct CutOff {
+    /// Examples that a slice but the last is a multiple of.
+    pub unit: usize,
+    /// Elements (of four bytes) of the sums.
+    pub sums: usize,
 }
 
 /// One variant per [`Body`].
@@ -102,7 +130,35 @@ impl Kernel {
             Body::CheckIndex(_) => Prepared::CheckIndex(gather::CheckIndex::new(&spec, bound, config)?),
         };
         let arguments = spec.arguments();
-        Ok(Kernel { spec, arguments, bound: *bound, threads: config.threads.max(1), body })
+        Ok(Kernel { spec, arguments, bound: *bound, threads: config.threads.max(1), body, slices: None })
+    }
+
+    /// Prepares a spec to run on slices along `batch` with [`Kernel::run_slice`]; `None` if it cannot.
+    pub fn sliced(spec: Spec, batch: Symbol, bound: &Env, config: &Config) -> Result<Option<Kernel>, SpecError> {
+        let Some(slicing) = Slicing::of(&spec, batch) else { return Ok(None) };
+        let kernel = Kernel::new(spec, bound, config)?;
+        let cut = match &kernel.body {
+            _ if !slicing.folds => Some(CutOff { unit: 1, sums: 0 }),
+            Prepared::Conv2d(k) => k.cut_off(&kernel.spec, bound),
+            Prepared::Loop(k) => k.cut_off(&kernel.spec, bound, &slicing),
+            _ => None,
+        };
+        Ok(cut.map(|cut| Kernel { slices: Some(Slices { slicing, cut }), ..kernel }))
+    }
+
+    /// How this kernel runs on slices, if it was prepared by [`Kernel::sliced`].
+    pub fn slicing(&self) -> Option<&Slicing> {
+        self.slices.as_ref().map(|s| &s.slicing)
+    }
+
+    /// Every slice but the last must be a multiple of so many examples.
+    pub fn slice_unit(&self) -> u32 {
+        self.slices.as_ref().map_or(1, |s| u32::try_from(s.cut.unit).unwrap_or(u32::MAX))
+    }
+
+    /// Bytes of the sums that go from slice to slice; 64-byte aligned.
+    pub fn sums(&self) -> u64 {
+        self.slices.as_ref().map_or(0, |s| s.cut.sums as u64 * 4)
     }
 
     /// The spec this was prepared from.
@@ -140,14 +196,70 @@ impl Kernel {
     pub fn run(&self, memory: &mut Memory, args: &[Region], workspace: &Region, env: &Env, team: &Team) -> Result<(), Fault> {
         assert!(team.threads() <= self.threads, "a team of {} runs a kernel prepared for {}", team.threads(), self.threads);
         self.check(args, workspace, env);
+        self.launch(memory, args, workspace, env, team, None)
+    }
+
+    /// Runs a slice of a run of the sizes `whole`: the regions hold the slice's examples, and those of arguments that all
+    /// slices see alike the same as ever. Slices go one after the other, and the last one says so. A kernel with [`Kernel::sums`] takes
+    /// their region as its last argument; what it stores besides is written by the last slice only, unless it differs
+    /// between examples.
+    ///
+    /// # Panics
+    /// As [`Kernel::run`], or if the kernel was not prepared for slices or a slice is cut off at the wrong place.
+    pub fn run_slice(
+        &self,
+        memory: &mut Memory,
+        args: &[Region],
+        workspace: &Region,
+        whole: &Env,
+        team: &Team,
+        slice: Slice,
+    ) -> Result<(), Fault> {
+        let Some(Slices { slicing, cut }) = &self.slices else { panic!("a slice of a kernel that was not prepared for it") };
+        assert!(team.threads() <= self.threads, "a team of {} runs a kernel prepared for {}", team.threads(), self.threads);
+        let examples = whole.0[usize::from(slicing.batch.0)];
+        let own = slice.sizes(whole, slicing.batch);
+        let to = slice.to.min(examples);
+        for end in [slice.from, to].into_iter().filter(|&end| end < examples) {
+            assert!((end as usize).is_multiple_of(cut.unit), "a slice that ends at {end}, not a multiple of {}", cut.unit);
+        }
+        let (args, sums) = args.split_at(self.arguments.len().min(args.len()));
+        assert_eq!(sums.len(), usize::from(cut.sums > 0), "regions for sums");
+        self.check(args, workspace, &own);
+        for sums in sums {
+            assert!(sums.bytes >= self.sums() && sums.offset.is_multiple_of(64), "sums of {} bytes in {sums:?}", self.sums());
+            assert!(!args.iter().chain([workspace]).any(|arg| arg.overlaps(sums)), "the sums overlap an argument or the workspace");
+        }
+        let part = Part {
+            whole,
+            examples: slice.from.min(to) as usize..to as usize,
+            last: slice.last,
+            slicing,
+            sums: sums.first().map_or(std::ptr::null_mut(), |sums| memory.address(sums)),
+        };
+        sums.iter().for_each(|sums| memory.assert_writable(sums));
+        self.launch(memory, args, workspace, if slicing.folds { whole } else { &own }, team, Some(&part))
+    }
+
+    /// Runs checked regions.
+    fn launch(
+        &self,
+        memory: &mut Memory,
+        args: &[Region],
+        workspace: &Region,
+        env: &Env,
+        team: &Team,
+        part: Option<&Part<'_>>,
+    ) -> Result<(), Fault> {
         for (region, (_, _, access)) in args.iter().zip(&self.arguments) {
             if *access == Access::Read { memory.assert_readable(region) } else { memory.assert_writable(region) }
         }
         memory.assert_writable(workspace);
         let addresses: SmallVec<[*mut u8; MAX_ARGUMENTS]> = args.iter().map(|r| memory.address(r)).collect();
-        let launch = Launch { args: &addresses, workspace: memory.address(workspace), env, team };
-        // SAFETY: `check` proved that every access lies inside its region and that written regions overlap nothing else;
-        // `memory` is borrowed exclusively for the whole run, and no copy in flight is in the way of any region.
+        let launch = Launch { args: &addresses, workspace: memory.address(workspace), env, team, part };
+        // SAFETY: `check` proved that every access lies inside its region and that written regions overlap nothing else (of a
+        // slice: every access of the slice's examples, and to the sums); `memory` is borrowed exclusively for the whole run, and
+        // no copy in flight is in the way of any region.
         unsafe {
             match &self.body {
                 Prepared::Loop(k) => k.run(&self.spec, &launch),

@@ -204,6 +204,8 @@ impl Walk {
         unsafe {
             match self.dtype {
                 DType::F32 | DType::I32 => self.element::<u32>(offset).read(),
+                DType::F16 => half::f16::from_bits(self.element::<u16>(offset).read()).to_f32().to_bits(),
+                DType::BF16 => half::bf16::from_bits(self.element::<u16>(offset).read()).to_f32().to_bits(),
                 DType::U8 | DType::Bool => u32::from(self.element::<u8>(offset).read()),
             }
         }

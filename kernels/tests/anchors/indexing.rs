@@ -1,3 +1,4 @@
+use half::{bf16, f16};
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::size::Size;
@@ -52,8 +53,8 @@ fn gather_matches_plain_loops() {
         let axes = space(&mut random);
         let axis = random.pick(0..axes.len());
         let len = random.pick(1..12);
-        let dtype = DType::ALL[random.pick(0..4)];
-        let (lane, stored) = (dtype.lane(), if dtype == DType::U8 { DType::I32 } else { dtype });
+        let dtype = DType::ALL[random.pick(0..DType::ALL.len())];
+        let (lane, stored) = (dtype.lane(), dtype.lane().stored());
         let contiguous = random.chance(2);
         // The source: `axes` with the gathered axis `len` long. Its memory is filled in order of address.
         let mut source_axes = axes.clone();
@@ -71,13 +72,17 @@ fn gather_matches_plain_loops() {
             coordinates(&axes).flat_map(|at| (0..len).map(move |k| (at.clone(), k))).map(|(at, k)| element(&at, k)).collect();
         reached.sort_unstable();
         reached.dedup();
+        // As it lies in the source; halves hold the first 256 integers.
         let value = |element: usize| match dtype {
             DType::F32 => (element as f32).to_bits(),
+            DType::F16 => f16::from_f32((element % 251) as f32).to_bits().into(),
+            DType::BF16 => bf16::from_f32((element % 251) as f32).to_bits().into(),
             DType::I32 => element as u32,
             DType::U8 => (element % 251) as u32,
             DType::Bool => (element * 7 / 3 % 2) as u32,
         };
-        let expected: Vec<u32> = coordinates(&axes).zip(&indices.0).map(|(at, &k)| value(element(&at, k as usize))).collect();
+        let widened = |element: usize| if dtype.is_half() { ((element % 251) as f32).to_bits() } else { value(element) };
+        let expected: Vec<u32> = coordinates(&axes).zip(&indices.0).map(|(at, &k)| widened(element(&at, k as usize))).collect();
         let body = Body::Gather(Gather { source: source.clone(), index, axis_stride, axis_len: Size::fixed(len as i64) });
         let out = layout(&mut random, stored, &axes, contiguous);
         let spec = storing(body, sizes(&axes), out, None);

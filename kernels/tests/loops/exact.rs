@@ -1,6 +1,7 @@
 //! Random programs over numbers for which every operation is exact, so that results must agree to the last bit whatever
 //! the order of summation.
 
+use half::{bf16, f16};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{Class, ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -90,12 +91,14 @@ impl Draft {
         let all = c.once_in(2);
         let flat_end = axes - if c.once_in(4) { self.spec.reduced } else { 0 };
         let walked: Vec<bool> = (0..axes).map(|a| a < flat_end && (all || !c.once_in(3))).collect();
-        let dtype = *c.pick(&[DType::F32, DType::F32, DType::F32, DType::I32, DType::U8, DType::Bool]);
+        let dtype = *c.pick(&[DType::F32, DType::F32, DType::F32, DType::F16, DType::BF16, DType::I32, DType::U8, DType::Bool]);
         let operand = self.operand(c, dtype, &walked);
         let n = self.extent(&operand) / dtype.bytes();
         let contents: Vec<u8> = (0..n)
             .flat_map(|_| match dtype {
                 DType::F32 => (c.below(9) as f32 - 4.0).to_le_bytes().to_vec(),
+                DType::F16 => f16::from_f32(c.below(9) as f32 - 4.0).to_le_bytes().to_vec(),
+                DType::BF16 => bf16::from_f32(c.below(9) as f32 - 4.0).to_le_bytes().to_vec(),
                 DType::I32 => (c.below(9) as i32 - 4).to_le_bytes().to_vec(),
                 DType::U8 => vec![c.below(9) as u8],
                 DType::Bool => vec![c.below(2) as u8],

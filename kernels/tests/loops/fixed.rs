@@ -184,6 +184,88 @@ fn kept_values_of_long_columns() {
     }
 }
 
+/// The nearest number with so many significant bits and no smaller step than `least`, halves to even, in double precision.
+fn nearest(x: f32, bits: i32, least: f64, most: f64) -> f64 {
+    let x = f64::from(x);
+    if x == 0.0 || !x.is_finite() {
+        return x;
+    }
+    let exponent = (x.abs().to_bits() >> 52) as i32 - 1023;
+    let step = 2f64.powi(exponent - bits + 1).max(least);
+    let rounded = (x / step).round_ties_even() * step;
+    // Half a step beyond the largest number, rounding goes to infinity.
+    if rounded.abs() > most { f64::INFINITY.copysign(x) } else { rounded }
+}
+
+/// Halves are loaded exactly, all of them, and stored as the nearest there is.
+#[test]
+fn halves_widen_exactly_and_round_to_nearest() {
+    let all: Vec<u16> = (0..=u16::MAX).collect();
+    let floats: Vec<f32> = (0..40_000u32)
+        .map(|i| f32::from_bits(i.wrapping_mul(107_377)))
+        .chain((0..4000).map(|i| (i as f32 - 2000.0) * 2.0f32.powi(-26)))
+        .chain([65_504.0, 65_519.9, 65_520.0, 1e30, f32::INFINITY, 2049.0, 2051.0, 257.0, 259.0])
+        .filter(|x| !x.is_nan())
+        .collect();
+    for (dtype, bits, least, most) in
+        [(DType::F16, 11, 2f64.powi(-24), 65_504.0), (DType::BF16, 8, 2f64.powi(-133), f64::from(f32::from_bits(0x7f7f_0000)))]
+    {
+        let mut b = Builder::new(&[all.len() as i64], 0);
+        let k = b.typed(dtype, &[1]);
+        let v = b.inst(Inst::Load(k));
+        let out = b.typed(DType::F32, &[1]);
+        b.store(v, out);
+        let mut bytes = Bytes::new();
+        bytes.push(&all.iter().flat_map(|h| h.to_le_bytes()).collect::<Vec<_>>());
+        bytes.push_f32(&vec![0.5; all.len()]);
+        let env = Env::default();
+        for (isa, run) in run_all(&b.spec, &env, &env, &bytes) {
+            for (h, x) in all.iter().zip(run.f32s(1)) {
+                // Sign, exponent and fraction as the formats define them.
+                let (fraction_bits, bias) = (bits - 1, if dtype == DType::F16 { 15 } else { 127 });
+                let (sign, rest) = (if h >> 15 == 1 { -1.0 } else { 1.0 }, i32::from(h & 0x7fff));
+                let (exponent, fraction) = (rest >> fraction_bits, f64::from(rest & ((1 << fraction_bits) - 1)));
+                let part = fraction * 2f64.powi(-fraction_bits);
+                let expected = match exponent {
+                    0 => sign * part * 2f64.powi(1 - bias),
+                    e if e == 2 * bias + 1 => {
+                        if fraction == 0.0 {
+                            sign * f64::INFINITY
+                        } else {
+                            f64::NAN
+                        }
+                    }
+                    e => sign * (1.0 + part) * 2f64.powi(e - bias),
+                };
+                assert!(f64::from(x) == expected || (x.is_nan() && expected.is_nan()), "{isa}: {dtype} {h:#06x} is {x}, not {expected}");
+            }
+        }
+        // Rounded in a register, and by a store and a load: the same.
+        let mut b = Builder::new(&[floats.len() as i64], 0);
+        let x = b.load(&[1]);
+        let rounded = b.inst(Inst::Op(dtype.rounding().unwrap(), [x, 0, 0]));
+        let kept = b.typed(DType::F32, &[1]);
+        let stored = b.typed(dtype, &[1]);
+        b.store(rounded, kept);
+        b.store(x, stored);
+        let mut bytes = Bytes::new();
+        bytes.push_f32(&floats);
+        bytes.push_f32(&vec![0.5; floats.len()]);
+        bytes.push(&vec![0; 2 * floats.len()]);
+        for (isa, run) in run_all(&b.spec, &env, &env, &bytes) {
+            let halves = &run.all[run.args[2].0..][..2 * floats.len()];
+            for ((x, got), half) in floats.iter().zip(run.f32s(1)).zip(halves.chunks_exact(2)) {
+                let bits16 = u16::from_le_bytes([half[0], half[1]]);
+                let widened =
+                    if dtype == DType::F16 { half::f16::from_bits(bits16).to_f32() } else { half::bf16::from_bits(bits16).to_f32() };
+                let expected = nearest(*x, bits, least, most);
+                assert!(f64::from(got) == expected, "{isa}: {x:e} rounds to {got:e} in {dtype}, not {expected:e}");
+                assert_eq!(got.to_bits(), widened.to_bits(), "{isa}: {x:e} in {dtype}");
+            }
+        }
+    }
+}
+
 /// Transposition by loads and by stores, of every stored type.
 #[test]
 fn transposed_copies() {

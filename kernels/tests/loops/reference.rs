@@ -1,5 +1,6 @@
 //! Evaluates a spec point by point on plain bytes.
 
+use half::{bf16, f16};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::random::uniform;
 use slabwise_kernels::scalar::{ScalarOp, Value};
@@ -12,6 +13,8 @@ fn read(bytes: &[u8], at: usize, dtype: DType) -> Value {
     let word = || [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
     match dtype {
         DType::F32 => Value::F32(f32::from_le_bytes(word())),
+        DType::F16 => Value::F32(f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()),
+        DType::BF16 => Value::F32(bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()),
         DType::I32 => Value::I32(i32::from_le_bytes(word())),
         DType::U8 => Value::I32(i32::from(bytes[at])),
         DType::Bool => Value::Bool(bytes[at] != 0),
@@ -24,6 +27,8 @@ fn write(bytes: &mut [u8], at: usize, dtype: DType, value: Value) {
         (DType::U8, Value::I32(x)) => bytes[at] = x as u8,
         (DType::U8, Value::Bool(x)) => bytes[at] = u8::from(x),
         (dtype, value) => match value.cast(dtype.lane()) {
+            Value::F32(x) if dtype == DType::F16 => bytes[at..at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes()),
+            Value::F32(x) if dtype == DType::BF16 => bytes[at..at + 2].copy_from_slice(&bf16::from_f32(x).to_le_bytes()),
             Value::F32(x) => bytes[at..at + 4].copy_from_slice(&x.to_le_bytes()),
             Value::I32(x) => bytes[at..at + 4].copy_from_slice(&x.to_le_bytes()),
             Value::Bool(x) => bytes[at] = u8::from(x),

@@ -2,7 +2,7 @@
 //!
 //! A run of a task gives what it should if it is given what it should. So it is enough that each run reads, where its task
 //! reads a buffer, a buffer that runs of all that buffer's writers made, in their turn; that what may happen once happens
-//! once; and that whoever must wait for a task waits for every run of it, since a run after that could see what has been
+//! once (of a task that does more at first than when it runs again, one run does all); and that whoever must wait for a task waits for every run of it, since a run after that could see what has been
 //! changed (a weight, say). Everything is derived from both dags here, whatever made the second.
 
 use super::Checked;
@@ -133,13 +133,17 @@ fn runs(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
     let mut runs_of: Vec<Vec<TaskId>> = vec![Vec::new(); dag.tasks.len()];
     for (r, (run, of)) in (0u32..).zip(new.tasks.iter().zip(&repeated.task_of)) {
         let task = &dag.tasks[of.index()];
-        if (run.workspace, run.cost) != (task.workspace, task.cost) {
+        let (mut reads, mut workspace, mut cost) = (&task.reads, task.workspace, task.cost);
+        if let Some(rerun) = task.rerun.as_ref().filter(|_| !runs_of[of.index()].is_empty()) {
+            (reads, workspace, cost) = (&rerun.reads, rerun.workspace, rerun.cost);
+        }
+        if (run.workspace, run.cost) != (workspace, cost) {
             return Err(RepeatViolation::Differs { name: run.name.clone(), what: "workspace or cost" });
         }
         let same = |copies: &[BufferId], originals: &[BufferId]| {
             copies.iter().map(|b| repeated.buffer_of[b.index()]).eq(originals.iter().copied())
         };
-        if !same(&run.reads, &task.reads) || !same(&run.writes, &task.writes) {
+        if !same(&run.reads, reads) || !same(&run.writes, &task.writes) {
             return Err(RepeatViolation::Touches { run: run.name.clone() });
         }
         runs_of[of.index()].push(TaskId(r));

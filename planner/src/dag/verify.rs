@@ -136,6 +136,14 @@ pub enum DagError {
         /// The buffer that may take them.
         to: String,
     },
+    /// What a task is when it runs again reads a buffer that the task does not.
+    #[error("task `{task}` reads `{buffer}` only when it runs again")]
+    RerunReads {
+        /// The task.
+        task: String,
+        /// The buffer.
+        buffer: String,
+    },
     /// The bytes offered do not suffice.
     #[error("task `{task}`: `{to}` has {to_bytes} bytes and may not reuse the {from_bytes} bytes of `{from}`")]
     ReuseTooSmall {
@@ -185,6 +193,11 @@ impl Dag {
             let place = || format!("task `{}`", t.name);
             t.reads.iter().chain(&t.writes).try_for_each(|&id| buffer(id, &place))?;
             t.after.iter().try_for_each(|&id| task(id, &place))?;
+            let mut rerun = t.rerun.iter().flat_map(|rerun| &rerun.reads);
+            if let Some(&id) = rerun.find(|id| !t.reads.contains(id)) {
+                buffer(id, &place)?;
+                return Err(DagError::RerunReads { task: t.name.clone(), buffer: self.buffer_name(id).to_owned() });
+            }
         }
         for (i, pair) in self.may_reuse.iter().enumerate() {
             let place = || format!("reuse pair {i}");

@@ -108,7 +108,7 @@ impl Offloaded {
             let now = |b: &BufferId| at[b.index()].device;
             let after = task.after.iter().filter_map(|before| id_of[before.index()]).collect();
             let (reads, writes) = (task.reads.iter().map(now).collect(), task.writes.iter().map(now).collect());
-            let id = new.dag.add_task(Task { reads, writes, after, ..task.clone() });
+            let id = new.dag.add_task(Task { reads, writes, after, rerun: None, ..task.clone() });
             new.work.push(Work::Run(run));
             id_of[run.index()] = Some(id);
             let first = pairs.partition_point(|pair| pair.task < run);

@@ -20,6 +20,8 @@ mod repair;
 mod schedule;
 mod search;
 mod tape;
+#[cfg(test)]
+mod tests;
 
 use crate::dag::TaskId;
 pub use crate::offload::Transfer;

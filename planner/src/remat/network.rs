@@ -37,7 +37,7 @@ impl Lists {
     }
 }
 
-/// What a [`Network`] is made from: one computation.
+/// What a [`Network`] is made from: one computation, and the value that all have.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Computation {
     pub bytes: u64,
@@ -45,21 +45,29 @@ pub(super) struct Computation {
     pub cost: u64,
     /// May not run twice.
     pub once: bool,
-    /// Computations whose result it reads.
+    /// Values it reads.
     pub inputs: Vec<u32>,
     /// Computations that no run of this one may follow: they change in place what this one reads.
     pub before: Vec<u32>,
 }
 
-/// Computations, each making one buffer. The last is the *sink*: it reads every output, costs nothing and runs at the end.
+/// Computations, and the *values* they make: each makes one with its own number, and some make more, numbered behind all
+/// computations. The last computation is the *sink*: it reads every output, costs nothing and runs at the end.
 #[derive(Clone, Debug)]
 pub(super) struct Network {
+    /// By value.
     pub bytes: Vec<i64>,
     pub workspace: Vec<i64>,
     pub cost: Vec<u64>,
     pub once: Vec<bool>,
+    /// By computation: the values that it reads.
     pub inputs: Lists,
+    /// By value: the computations that read it.
     pub consumers: Lists,
+    /// By computation: the values that it makes beside its own.
+    more: Lists,
+    /// By value behind the computations: what makes it.
+    makers: Vec<u32>,
     /// By computation: those that must come after its last run.
     pub before: Lists,
     /// By computation: those of which no run may follow it.
@@ -87,36 +95,50 @@ impl Network {
                 computations[first as usize].before.push(then);
             }
         }
-        (Network::new(computations, own(&graph.outputs)), nodes)
+        (Network::new(computations, Vec::new(), own(&graph.outputs)), nodes)
     }
 
     /// The tasks of a verified dag, whose bytes must sum to less than 2^62; buffers that hold data at the start are left out.
     ///
-    /// A computation makes all that its task is the first to write. What several tasks write in turn, and what is handed out,
-    /// is made once.
+    /// A computation makes what its task is the first to write, one value for all that the same tasks read. What several tasks write
+    /// in turn, and what is handed out, is made once.
     pub fn of_dag(dag: &Dag) -> Network {
         let relations = Relations::new(dag);
         let task = |task: &Task| Computation {
             once: !task.repeatable,
-            cost: task.cost,
-            workspace: task.workspace_occupied(),
+            // Running it once is part of every schedule; what counts is what another run costs.
+            cost: task.rerun.as_ref().map_or(task.cost, |rerun| rerun.cost),
+            workspace: task.workspace_occupied().max(task.again().workspace_occupied()),
             ..Computation::default()
         };
         let mut computations: Vec<Computation> = dag.tasks.iter().map(task).collect();
-        let mut outputs = Vec::new();
+        let (mut outputs, mut more) = (Vec::new(), Vec::new());
+        // By task: whom its values are for, and whether they are handed out.
+        let mut made: Vec<Vec<(&[u32], bool, u32)>> = vec![Vec::new(); dag.tasks.len()];
         for (b, buffer) in dag.buffers.iter().enumerate() {
             let writers = relations.writers.row(b);
             let (Some(&first), Some(&last)) = (writers.first(), writers.last()) else { continue };
             let users = relations.users.row(b);
             if !buffer.live_in {
-                computations[first as usize].bytes += buffer.occupied();
-                users.iter().filter(|&&user| user != first).for_each(|&user| computations[user as usize].inputs.push(first));
+                let (values, bytes) = (&mut made[first as usize], buffer.occupied());
+                let value = match values.iter().find(|(other, out, _)| *other == users && *out == buffer.live_out) {
+                    Some(&(.., value)) => value,
+                    None if values.is_empty() => first,
+                    None => {
+                        more.push((first, 0));
+                        (dag.tasks.len() + more.len()) as u32
+                    }
+                };
+                match (value as usize).checked_sub(dag.tasks.len() + 1) {
+                    Some(at) => more[at].1 += bytes,
+                    None => computations[first as usize].bytes += bytes,
+                }
+                values.push((users, buffer.live_out, value));
+                users.iter().filter(|&&user| user != first).for_each(|&user| computations[user as usize].inputs.push(value));
+                outputs.extend(buffer.live_out.then_some(value));
             }
             if writers.len() > 1 || buffer.live_in || buffer.live_out {
                 writers.iter().for_each(|&writer| computations[writer as usize].once = true);
-            }
-            if buffer.live_out && !buffer.live_in {
-                outputs.push(first);
             }
             // In turn, then those that only read.
             writers.windows(2).for_each(|pair| computations[pair[0] as usize].before.push(pair[1]));
@@ -128,23 +150,26 @@ impl Network {
         }
         outputs.sort_unstable();
         outputs.dedup();
-        Network::new(computations, outputs)
+        Network::new(computations, more, outputs)
     }
 
-    /// `outputs` are live at the end. Byte counts must sum to less than 2^62.
-    pub fn new(mut computations: Vec<Computation>, outputs: Vec<u32>) -> Network {
+    /// `more` are the makers and bytes of the values that are not the first of a computation, numbered from one more than there
+    /// are computations; `outputs` are live at the end. Byte counts must sum to less than 2^62.
+    pub fn new(mut computations: Vec<Computation>, more: Vec<(u32, u64)>, outputs: Vec<u32>) -> Network {
         computations.push(Computation { once: true, inputs: outputs, ..Computation::default() });
         let count = computations.len();
         let all = || (0u32..).zip(&computations);
         let edges = || all().flat_map(|(i, c)| c.inputs.iter().map(move |&j| (i, j)));
         let waits = || all().flat_map(|(i, c)| c.before.iter().map(move |&m| (i, m)));
         Network {
-            bytes: computations.iter().map(|c| c.bytes as i64).collect(),
+            bytes: computations.iter().map(|c| c.bytes).chain(more.iter().map(|m| m.1)).map(|bytes| bytes as i64).collect(),
             workspace: computations.iter().map(|c| c.workspace as i64).collect(),
             cost: computations.iter().map(|c| c.cost).collect(),
             once: computations.iter().map(|c| c.once).collect(),
             inputs: Lists::gather(count, edges()),
-            consumers: Lists::gather(count, edges().map(|(i, j)| (j, i))),
+            consumers: Lists::gather(count + more.len(), edges().map(|(i, j)| (j, i))),
+            more: Lists::gather(count, (count as u32..).zip(&more).map(|(value, m)| (m.0, value))),
+            makers: more.iter().map(|m| m.0).collect(),
             before: Lists::gather(count, waits()),
             after: Lists::gather(count, waits().map(|(i, m)| (m, i))),
             base_cost: computations.iter().map(|c| u128::from(c.cost)).sum(),
@@ -153,7 +178,24 @@ impl Network {
 
     /// How many computations there are, with the sink.
     pub fn len(&self) -> usize {
+        self.cost.len()
+    }
+
+    /// How many values there are.
+    pub fn values(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// The values that a computation makes, its own first.
+    #[inline]
+    pub fn makes(&self, node: u32) -> impl Iterator<Item = u32> + '_ {
+        std::iter::once(node).chain(self.more.of(node).iter().copied())
+    }
+
+    /// The computation that makes a value.
+    #[inline]
+    pub fn maker(&self, value: u32) -> u32 {
+        (value as usize).checked_sub(self.len()).map_or(value, |at| self.makers[at])
     }
 
     /// The computation that reads the outputs.

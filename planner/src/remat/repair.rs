@@ -89,7 +89,7 @@ impl Repairer {
                     for (k, &node) in self.best_chain.iter().enumerate() {
                         tape.insert(node, read + k as u32);
                     }
-                    if tape.last[copy as usize] == tape.pos[copy as usize] && tape.may_remove(copy) {
+                    if tape.is_unread(tape.pos[copy as usize]) && tape.may_remove(copy) {
                         tape.remove(copy);
                     }
                 }
@@ -126,19 +126,22 @@ impl Repairer {
         let epsilon = 1e-9 * net.base_cost as f64 + 1.0;
         let here = net.inputs.of(tape.node_at(at));
         let score = |relieved: i64, steps: u32, cost: u128, luck: f64| relieved as f64 * f64::from(steps) / (cost as f64 + epsilon) * luck;
-        for p in 0..at {
-            let c = tape.sequence[p as usize];
+        let copies = (0..at).flat_map(|p| tape.made_at(p).map(move |c| (p, c)));
+        for (p, c) in copies {
             let last = tape.last[c as usize];
             if last <= at {
                 continue;
             }
-            let node = tape.node[c as usize];
-            let bytes = net.bytes[node as usize];
-            if bytes == 0 || here.contains(&node) {
+            let value = tape.node[c as usize];
+            let bytes = net.bytes[value as usize];
+            if bytes == 0 || here.contains(&value) {
                 continue;
             }
-            let Some(read) = tape.first_read(node, at + 1, last + 1) else { continue };
-            let used = tape.last_read(node, p + 1, at).unwrap_or(p);
+            let Some(read) = tape.first_read(value, at + 1, last + 1) else { continue };
+            let (made, node) = (tape.sequence[p as usize], net.maker(value));
+            let used = tape.last_read(value, p + 1, at).unwrap_or(p);
+            // Nobody has read anything made with it by then.
+            let unused = used == p && net.makes(node).all(|v| v == value || tape.last_read(v, p + 1, read).is_none());
             let steps = self.over[read as usize] - self.over[used as usize + 1];
             let luck = if self.noise > 0.0 { (self.noise * (random.unit() - 0.5)).exp() } else { 1.0 };
             let enough = excess.max((bytes as f64 * self.greed) as i64);
@@ -148,24 +151,21 @@ impl Repairer {
             {
                 best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(reader, at));
             }
-            if used == p
-                && let Some(gain) = self.later(tape, c, read, at)
-            {
-                best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(c, read));
+            if unused && let Some(gain) = self.later(tape, made, read, at) {
+                best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(made, read));
             }
             if net.once[node as usize] || steps == 0 {
                 continue;
             }
             // Nothing that it takes besides makes it better than it would be by itself.
-            let alone = if used == p { 0 } else { u128::from(net.cost[node as usize]) };
-            if score(bytes.min(enough), steps, alone, luck) <= best.score {
+            let saved = if unused { u128::from(net.cost[node as usize]) } else { 0 };
+            if score(bytes.min(enough), steps, u128::from(net.cost[node as usize]) - saved, luck) <= best.score {
                 continue;
             }
             self.chain.clear();
             self.round += 1;
             let Some((cost, kept)) = self.again(tape, node, read, at, bytes) else { continue };
-            let cost = if used == p { cost - u128::from(net.cost[node as usize]) } else { cost };
-            if best.offer(score((bytes - kept).min(enough), steps, cost, luck), Act::Again(read, c)) {
+            if best.offer(score((bytes - kept).min(enough), steps, cost - saved, luck), Act::Again(read, made)) {
                 std::mem::swap(&mut self.chain, &mut self.best_chain);
             }
         }
@@ -184,7 +184,7 @@ impl Repairer {
         {
             return None;
         }
-        let mut gain = -net.bytes[node as usize];
+        let mut gain = -tape.makes_bytes(node);
         for &j in net.inputs.of(node) {
             let s = tape.source(j, read)?;
             if tape.last[s as usize] < read {
@@ -205,7 +205,7 @@ impl Repairer {
         if self.moved[node as usize] == self.repairs || !tape.is_quiet(node, p + 1, read) {
             return None;
         }
-        let mut gain = net.bytes[node as usize];
+        let mut gain = tape.makes_bytes(node);
         for &j in net.inputs.of(node) {
             let s = tape.source(j, p)?;
             if tape.last[s as usize] < at {
@@ -224,7 +224,7 @@ impl Repairer {
         self.seen[node as usize] = self.round;
         let (mut cost, mut kept) = (u128::from(tape.net.cost[node as usize]), 0);
         for &j in tape.net.inputs.of(node) {
-            if self.seen[j as usize] == self.round {
+            if self.seen[tape.net.maker(j) as usize] == self.round {
                 continue;
             }
             let source = tape.source(j, read)?;
@@ -241,7 +241,7 @@ impl Repairer {
                 kept += if last < at { bytes } else { 0 };
                 continue;
             }
-            let (more, other) = self.again(tape, j, read, at, worth)?;
+            let (more, other) = self.again(tape, tape.net.maker(j), read, at, worth)?;
             cost += more;
             kept += other;
         }
@@ -259,8 +259,11 @@ impl Repairer {
                 if tape.copies[node as usize].len() < 2 || !tape.may_remove(c) {
                     continue;
                 }
-                let gap = tape.previous(c).map_or(0, |d| p - tape.last[d as usize].min(p));
-                let held = tape.net.bytes[node as usize] as f64 * f64::from(gap) + 1.0;
+                let held = |c: Copy| {
+                    let gap = tape.previous(c).map_or(0, |d| p - tape.last[d as usize].min(p));
+                    tape.net.bytes[tape.node[c as usize] as usize] as f64 * f64::from(gap)
+                };
+                let held = tape.made_at(p).map(held).sum::<f64>() + 1.0;
                 let mut score = (tape.net.cost[node as usize] as f64 + 1.0) / held;
                 if self.noise > 0.0 {
                     score *= (self.noise * (random.unit() - 0.5)).exp();

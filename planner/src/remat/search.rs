@@ -226,7 +226,8 @@ fn wander(tape: &mut Tape, p: u32, random: &mut Random) {
     if node == tape.net.sink() {
         return;
     }
-    let latest = tape.first_read(node, p + 1, tape.len()).unwrap_or(tape.len() - 1);
+    let reads = tape.net.makes(node).filter_map(|value| tape.first_read(value, p + 1, tape.len()));
+    let latest = reads.min().unwrap_or(tape.len() - 1);
     let sources = tape.net.inputs.of(node).iter().filter_map(|&j| tape.source(j, p));
     let earliest = sources.map(|s| tape.pos[s as usize] + 1).max().unwrap_or(0);
     let to = earliest + random.below(u64::from(latest - earliest) + 1) as u32;

@@ -1,7 +1,7 @@
 //! A schedule under change: computations in a row, some of them more than once, and what each step needs.
 //!
-//! A computation that runs several times makes several *copies*; a read takes the latest. A copy lives from its step to its last
-//! read. Inserting and removing a copy changes the lifetimes of at most the copies it reads and its predecessor, so needs are
+//! A computation that runs several times makes several *copies* of its values; a read takes the latest. A copy lives from its
+//! step to its last read. Inserting and removing a copy changes the lifetimes of at most the copies it reads and its predecessor, so needs are
 //! kept up to date by adding to ranges, never by simulating again. Everything else (who reads whom) follows from the copies'
 //! positions, and is looked up when asked for: computations have few neighbours and few copies.
 
@@ -13,19 +13,21 @@ pub(super) type Copy = u32;
 #[derive(Clone)]
 pub(super) struct Tape<'n> {
     pub net: &'n Network,
-    /// Copies in the order they are made; the last is the sink's.
+    /// Copies in the order they are made, of each computation's own value; the last is the sink's.
     pub sequence: Vec<Copy>,
     /// By position: live bytes, output and workspace included.
     pub need: Vec<i64>,
-    /// By copy: whose it is.
+    /// By copy: of which value. The number of a computation's own value is its own.
     pub node: Vec<u32>,
     /// By copy: its position.
     pub pos: Vec<u32>,
     /// By copy: the position of its last read, its own if it is never read.
     pub last: Vec<u32>,
-    /// By computation: its copies in order.
+    /// By value: its copies in order. A computation's values have equally many.
     pub copies: Vec<Vec<Copy>>,
     unused: Vec<Copy>,
+    /// By value of what is being inserted: its last read.
+    ends: Vec<u32>,
     /// What all the steps cost.
     pub cost: u128,
 }
@@ -40,8 +42,9 @@ impl<'n> Tape<'n> {
             node: Vec::new(),
             pos: Vec::new(),
             last: Vec::new(),
-            copies: vec![Vec::new(); net.len()],
+            copies: vec![Vec::new(); net.values()],
             unused: Vec::new(),
+            ends: Vec::new(),
             cost: 0,
         };
         tape.load(order);
@@ -65,18 +68,24 @@ impl<'n> Tape<'n> {
         self.need.clear();
         self.need.resize(len + 1, 0);
         self.cost = 0;
-        for (p, &i) in order.iter().enumerate() {
+        for (p, &i) in (0u32..).zip(order) {
             for &j in net.inputs.of(i) {
                 let &source = self.copies[j as usize].last().expect("a schedule computes before it reads");
-                self.last[source as usize] = p as u32;
+                self.last[source as usize] = p;
             }
-            self.copies[i as usize].push(p as u32);
+            self.copies[i as usize].push(p);
+            for value in net.makes(i).skip(1) {
+                self.copies[value as usize].push(self.node.len() as u32);
+                self.node.push(value);
+                self.pos.push(p);
+                self.last.push(p);
+            }
             self.cost += u128::from(net.cost[i as usize]);
         }
-        for (p, &i) in order.iter().enumerate() {
-            let bytes = net.bytes[i as usize];
-            self.need[p] += bytes;
-            self.need[self.last[p] as usize + 1] -= bytes;
+        for ((&value, &p), &last) in self.node.iter().zip(&self.pos).zip(&self.last) {
+            let bytes = net.bytes[value as usize];
+            self.need[p as usize] += bytes;
+            self.need[last as usize + 1] -= bytes;
         }
         let mut live = 0;
         for (p, &i) in order.iter().enumerate() {
@@ -116,18 +125,36 @@ impl<'n> Tape<'n> {
         }
     }
 
-    /// The copy of `node` that a read at `p` takes.
+    /// The copies made at one step, that of the computation's own value first.
+    #[inline]
+    pub fn made_at(&self, p: u32) -> impl Iterator<Item = Copy> + '_ {
+        let first = self.sequence[p as usize];
+        let others = self.net.makes(self.node[first as usize]).skip(1);
+        std::iter::once(first).chain(others.filter_map(move |value| self.source(value, p + 1)))
+    }
+
+    /// Whether nobody reads anything made at `p`.
+    pub fn is_unread(&self, p: u32) -> bool {
+        self.made_at(p).all(|c| self.last[c as usize] == p)
+    }
+
+    /// The bytes that a computation makes.
+    pub fn makes_bytes(&self, node: u32) -> i64 {
+        self.net.makes(node).map(|value| self.net.bytes[value as usize]).sum()
+    }
+
+    /// The copy of a value that a read at `p` takes.
     #[inline]
     pub fn source(&self, node: u32, p: u32) -> Option<Copy> {
         self.copies[node as usize].iter().rev().copied().find(|&c| self.pos[c as usize] < p)
     }
 
-    /// The copy of the same computation made before `c`.
+    /// The copy of the same value made before `c`.
     pub fn previous(&self, c: Copy) -> Option<Copy> {
         self.source(self.node[c as usize], self.pos[c as usize])
     }
 
-    /// The last and the first read of `node` in `from..to`.
+    /// The last and the first read of a value in `from..to`.
     #[inline]
     pub fn last_read(&self, node: u32, from: u32, to: u32) -> Option<u32> {
         let mut found = None;
@@ -177,27 +204,31 @@ impl<'n> Tape<'n> {
         };
         let net = self.net;
         let others = [net.inputs.of(node), net.before.of(node), net.after.of(node)];
-        none(node) && others.iter().all(|list| list.iter().all(|&n| none(n))) && self.last_read(node, from, to).is_none()
+        let unread = || net.makes(node).all(|value| self.last_read(value, from, to).is_none());
+        none(node) && others.iter().all(|list| list.iter().all(|&n| none(n))) && unread()
     }
 
-    /// Computes `node` just before what is now at `p`. Later reads, up to the next copy, take the new one.
-    pub fn insert(&mut self, node: u32, p: u32) -> Copy {
+    /// Computes `node` just before what is now at `p`. Later reads, up to the next copies, take the new ones.
+    pub fn insert(&mut self, node: u32, p: u32) {
         let net = self.net;
         let at = p as usize;
-        let old = self.node_at(p) as usize;
-        let (bytes, workspace) = (net.bytes[node as usize], net.workspace[node as usize]);
-        let mut slot = self.need[at] - net.workspace[old] - net.bytes[old] + bytes + workspace;
-        let previous = self.source(node, p);
-        let mut last = p;
-        if let Some(c) = previous {
-            let end = self.last[c as usize];
-            if end >= p {
-                let cut = self.last_read(node, self.pos[c as usize] + 1, p).unwrap_or(self.pos[c as usize]);
-                self.add(cut + 1, p, -bytes);
-                slot -= bytes;
-                self.last[c as usize] = cut;
-                last = end + 1;
+        let old = self.node_at(p);
+        let mut slot = self.need[at] - net.workspace[old as usize] - self.makes_bytes(old) + net.workspace[node as usize];
+        for value in net.makes(node) {
+            let bytes = net.bytes[value as usize];
+            slot += bytes;
+            if let Some(c) = self.source(value, p) {
+                let end = self.last[c as usize];
+                if end >= p {
+                    let cut = self.last_read(value, self.pos[c as usize] + 1, p).unwrap_or(self.pos[c as usize]);
+                    self.add(cut + 1, p, -bytes);
+                    slot -= bytes;
+                    self.last[c as usize] = cut;
+                    self.ends.push(end + 1);
+                    continue;
+                }
             }
+            self.ends.push(p);
         }
         for &j in net.inputs.of(node) {
             let s = self.source(j, p).expect("inputs are computed first");
@@ -215,45 +246,53 @@ impl<'n> Tape<'n> {
             let s = self.source(j, p).expect("inputs are computed first");
             self.last[s as usize] = self.last[s as usize].max(p);
         }
-        let c = match self.unused.pop() {
-            Some(c) => {
-                self.node[c as usize] = node;
-                self.pos[c as usize] = p;
-                self.last[c as usize] = last;
-                c
+        for (k, value) in net.makes(node).enumerate() {
+            let last = self.ends[k];
+            let c = match self.unused.pop() {
+                Some(c) => {
+                    self.node[c as usize] = value;
+                    self.pos[c as usize] = p;
+                    self.last[c as usize] = last;
+                    c
+                }
+                None => {
+                    self.node.push(value);
+                    self.pos.push(p);
+                    self.last.push(last);
+                    self.node.len() as u32 - 1
+                }
+            };
+            if k == 0 {
+                self.sequence.insert(at, c);
             }
-            None => {
-                self.node.push(node);
-                self.pos.push(p);
-                self.last.push(last);
-                self.node.len() as u32 - 1
-            }
-        };
-        self.sequence.insert(at, c);
+            let before = self.copies[value as usize].iter().take_while(|&&d| self.pos[d as usize] < p).count();
+            self.copies[value as usize].insert(before, c);
+        }
+        self.ends.clear();
         self.need.insert(at, slot);
-        let before = self.copies[node as usize].iter().take_while(|&&d| self.pos[d as usize] < p).count();
-        self.copies[node as usize].insert(before, c);
         self.cost += u128::from(net.cost[node as usize]);
-        c
     }
 
-    /// Whether `c` can go: another copy is there for whoever reads it.
+    /// Whether the step that made `c`, a copy of a computation's own value, can go: another copy is there for whoever reads it.
     pub fn may_remove(&self, c: Copy) -> bool {
         let node = self.node[c as usize] as usize;
-        self.copies[node].len() > 1 && (self.copies[node][0] != c || self.last[c as usize] == self.pos[c as usize])
+        self.copies[node].len() > 1 && (self.copies[node][0] != c || self.is_unread(self.pos[c as usize]))
     }
 
-    /// Takes `c` out (see [`Tape::may_remove`]); its reads go to the copy before it, which lives longer.
+    /// Takes the step that made `c` out (see [`Tape::may_remove`]); its reads go to the copies before, which live longer.
     pub fn remove(&mut self, c: Copy) {
         let net = self.net;
         let node = self.node[c as usize];
         let p = self.pos[c as usize];
-        let end = self.last[c as usize];
-        if end > p {
-            let previous = self.previous(c).expect("another copy serves the reads");
-            let from = self.last[previous as usize] + 1;
-            self.add(from, p, net.bytes[node as usize]);
-            self.last[previous as usize] = end;
+        for value in net.makes(node) {
+            let c = self.source(value, p + 1).expect("each run makes all values");
+            let end = self.last[c as usize];
+            if end > p {
+                let previous = self.previous(c).expect("another copy serves the reads");
+                let from = self.last[previous as usize] + 1;
+                self.add(from, p, net.bytes[value as usize]);
+                self.last[previous as usize] = end;
+            }
         }
         for &j in net.inputs.of(node) {
             let s = self.source(j, p).expect("inputs are computed first");
@@ -265,10 +304,16 @@ impl<'n> Tape<'n> {
         }
         self.sequence.remove(p as usize);
         self.need.remove(p as usize);
-        self.copies[node as usize].retain(|&d| d != c);
-        self.unused.push(c);
-        self.pos[c as usize] = 0;
-        self.last[c as usize] = 0;
+        for value in net.makes(node) {
+            let copies = &mut self.copies[value as usize];
+            if let Some(at) = copies.iter().position(|&d| self.pos[d as usize] == p) {
+                let c = copies.remove(at);
+                self.unused.push(c);
+                // Below all positions that shift.
+                self.pos[c as usize] = 0;
+                self.last[c as usize] = 0;
+            }
+        }
         self.pos.iter_mut().for_each(|q| *q -= u32::from(*q > p));
         self.last.iter_mut().for_each(|q| *q -= u32::from(*q > p));
         self.cost -= u128::from(net.cost[node as usize]);
@@ -280,36 +325,41 @@ impl<'n> Tape<'n> {
         self.remove(c);
     }
 
-    /// What the worst of the steps would need that removing `c` makes dearer.
+    /// What the worst of the steps would need that removing the step of `c` makes dearer.
     pub fn peak_without(&self, c: Copy) -> i64 {
         let p = self.pos[c as usize];
-        if self.last[c as usize] == p {
+        // From which step on how many bytes more, or fewer, are live up to `p`.
+        let mut events: [(u32, i64); 24] = [(0, 0); 24];
+        let mut count = 0;
+        for c in self.made_at(p).filter(|&c| self.last[c as usize] > p) {
+            let Some(previous) = self.previous(c) else { return i64::MAX };
+            if count == events.len() {
+                return i64::MAX;
+            }
+            events[count] = (self.last[previous as usize] + 1, self.net.bytes[self.node[c as usize] as usize]);
+            count += 1;
+        }
+        if count == 0 {
             return i64::MIN / 2;
         }
-        let node = self.node[c as usize];
-        let Some(previous) = self.previous(c) else { return i64::MAX };
-        let from = self.last[previous as usize] + 1;
-        let bytes = self.net.bytes[node as usize];
-        let mut freed: [(u32, i64); 16] = [(0, 0); 16];
-        let mut count = 0;
-        for &j in self.net.inputs.of(node) {
+        for &j in self.net.inputs.of(self.node[c as usize]) {
             let Some(s) = self.source(j, p) else { continue };
-            if self.last[s as usize] == p && count < freed.len() {
+            if self.last[s as usize] == p && count < events.len() {
                 let end = self.last_read(j, self.pos[s as usize] + 1, p).unwrap_or(self.pos[s as usize]);
-                freed[count] = (end + 1, self.net.bytes[j as usize]);
+                events[count] = (end + 1, -self.net.bytes[j as usize]);
                 count += 1;
             }
         }
-        let freed = &mut freed[..count];
-        freed.sort_unstable();
-        let (mut at, mut less, mut worst) = (from, 0, i64::MIN / 2);
-        for &mut (start, size) in freed {
-            if start > at {
-                worst = worst.max(self.peak_in(at, start.min(p)) + bytes - less);
-                at = start;
+        let events = &mut events[..count];
+        events.sort_unstable();
+        let (mut at, mut more, mut worst) = (p, 0, i64::MIN / 2);
+        for &mut (start, bytes) in events {
+            if start > at && more > 0 {
+                worst = worst.max(self.peak_in(at, start.min(p)) + more);
             }
-            less += size;
+            more += bytes;
+            at = start;
         }
-        worst.max(self.peak_in(at, p) + bytes - less)
+        worst.max(self.peak_in(at, p) + more)
     }
 }

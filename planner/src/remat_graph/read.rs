@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::io::Read;
 
 /// The most text a graph may have, unpacked: some hundred thousand nodes, and little enough to be parsed in memory.
-const MAX_TEXT: u64 = 64 << 20;
+pub const TEXT_MAX: u64 = 64 << 20;
 /// What the file says it is.
 const FORMAT: &str = "remat-graph-v1";
 
@@ -15,7 +15,7 @@ pub(super) fn read(content: &[u8]) -> Result<RematGraph, GraphError> {
     // Both bytes of gzip's magic: JSON starts with neither.
     let value: Value = if content.starts_with(&[0x1f, 0x8b]) {
         let mut text = Vec::new();
-        MultiGzDecoder::new(content).take(MAX_TEXT + 1).read_to_end(&mut text).map_err(GraphError::Gzip)?;
+        MultiGzDecoder::new(content).take(TEXT_MAX + 1).read_to_end(&mut text).map_err(GraphError::Gzip)?;
         parse(&text)?
     } else {
         parse(content)?
@@ -45,8 +45,8 @@ pub(super) fn read(content: &[u8]) -> Result<RematGraph, GraphError> {
 }
 
 fn parse(text: &[u8]) -> Result<Value, GraphError> {
-    if text.len() as u64 > MAX_TEXT {
-        return Err(GraphError::TooLarge { most: MAX_TEXT });
+    if text.len() as u64 > TEXT_MAX {
+        return Err(GraphError::TooLarge { most: TEXT_MAX });
     }
     Ok(serde_json::from_slice(text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text))?)
 }

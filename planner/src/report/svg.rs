@@ -4,12 +4,13 @@ use super::Slab;
 use crate::bytes::Bytes;
 use crate::dag::{Dag, Kind};
 use crate::plan::{Plan, live_bytes, peak};
-use canvas::{Block, CHARACTER, Canvas, Colours, LABEL, LEFT, PLOT_HEIGHT, TOP, WIDTH, escaped, shortened, text_width};
+use canvas::{Block, CHARACTER, Canvas, Colours, LABEL, LEFT, PLOT_HEIGHT, TOP, WIDTH, shortened, text_width};
 use std::fmt::Write;
 
 mod canvas;
 mod packing;
 
+pub(super) use canvas::escaped;
 pub use packing::packing_svg;
 
 /// Up to how many tasks their names stand below the steps, and how much of each.
@@ -17,7 +18,7 @@ const NAMED_TASKS_MAX: usize = 64;
 const TASK_NAME_MAX: usize = 26;
 
 /// Fill and outline of a kind.
-fn colours(kind: Kind) -> Colours {
+pub(super) fn colours(kind: Kind) -> Colours {
     match kind {
         Kind::Input => ("#b7d7f0", "#5b93bf"),
         Kind::Weight => ("#cfc3ea", "#8471b5"),

@@ -4,23 +4,33 @@ use crate::generate::{mlp, random_dag};
 use crate::remat::cases;
 use arbtest::arbitrary::Result;
 use slabwise_planner::{
-    Buffer, BufferId, Dag, Kind, MayReuse, Options, RepeatViolation, Repeated, Task, TaskId, Work, check, check_repeats, plan, plan_within,
+    Buffer, BufferId, Dag, DagError, Kind, MayReuse, Options, RepeatViolation, Repeated, Rerun, Task, TaskId, Work, check, check_repeats,
+    plan, plan_within,
 };
 
 /// What is handed out when tasks run in an order: for each such buffer, a number that every value on the way to it changes.
-fn results(dag: &Dag, order: &[TaskId], task_of: &dyn Fn(TaskId) -> u32, buffer_of: &dyn Fn(BufferId) -> u32) -> Vec<(u32, u64)> {
-    results_with_copies(dag, order, task_of, buffer_of, &|_| None)
+/// What a task reads at its first run only changes nothing that it writes.
+fn results(
+    original: &Dag,
+    dag: &Dag,
+    order: &[TaskId],
+    task_of: &dyn Fn(TaskId) -> u32,
+    buffer_of: &dyn Fn(BufferId) -> u32,
+) -> Vec<(u32, u64)> {
+    results_with_copies(original, dag, order, task_of, buffer_of, &|_| None)
 }
 
 /// The same where some tasks are halves of copies. Bytes under way are nobody's: what is copied is what is there when the copy
 /// is waited for.
 pub fn results_with_copies(
+    original: &Dag,
     dag: &Dag,
     order: &[TaskId],
     task_of: &dyn Fn(TaskId) -> u32,
     buffer_of: &dyn Fn(BufferId) -> u32,
     half_of: &dyn Fn(TaskId) -> Option<Work>,
 ) -> Vec<(u32, u64)> {
+    let counts = |task: &Task, b: BufferId| task.rerun.as_ref().is_none_or(|rerun| rerun.reads.contains(&b));
     let mix = |h: u64, x: u64| (h ^ x).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let mut values: Vec<u64> = (0..dag.buffers.len() as u32).map(|b| mix(7, u64::from(buffer_of(BufferId(b))))).collect();
     for &t in order {
@@ -30,7 +40,9 @@ pub fn results_with_copies(
             values[to] = if matches!(half, Work::Finish(_)) { values[from] } else { mix(values[to], u64::from(t.0)) };
             continue;
         }
-        let seen = task.reads.iter().chain(&task.writes).fold(u64::from(task_of(t)), |h, b| mix(h, values[b.index()]));
+        let of = &original.tasks[task_of(t) as usize];
+        let reads = task.reads.iter().filter(|b| counts(of, BufferId(buffer_of(**b))));
+        let seen = reads.chain(&task.writes).fold(u64::from(task_of(t)), |h, b| mix(h, values[b.index()]));
         (0u64..).zip(&task.writes).for_each(|(k, b)| values[b.index()] = mix(seen, k));
     }
     let out = (0u32..).zip(&dag.buffers).filter(|(_, buffer)| buffer.live_out);
@@ -51,6 +63,11 @@ fn random_programs_make_the_same_within_any_budget() {
         };
         for task in &mut dag.tasks {
             (task.repeatable, task.cost) = (!task.writes.is_empty() && u.ratio(9, 10)?, u.int_in_range(0..=9)?);
+            if u.ratio(1, 3)? {
+                let (mut reads, cost) = (task.reads.clone(), u.int_in_range(0..=task.cost)?);
+                reads.truncate(u.int_in_range(1..=reads.len().max(1))?);
+                task.rerun = Some(Rerun { reads, workspace: task.workspace / 2, cost });
+            }
         }
         let options = Options { effort: 0, ..Options::default() };
         let once = plan(&dag, &options).expect("a valid dag");
@@ -59,14 +76,15 @@ fn random_programs_make_the_same_within_any_budget() {
         let within = plan_within(&dag, once.clone(), budget, &options).expect("a valid dag");
         assert_eq!(within, plan_within(&dag, once.clone(), budget, &options).expect("a valid dag"), "the same again");
         assert!(within.floor <= within.plan.height && within.plan.height <= once.height && within.height_once == once.height, "{dag}");
-        let expected = results(&dag, &once.order, &|t| t.0, &|b| b.0);
+        let expected = results(&dag, &dag, &once.order, &|t| t.0, &|b| b.0);
         let Some(repeated) = &within.repeated else {
             check(&dag, within.plan).expect("a right plan");
             return Ok(());
         };
         again += repeated.again().len();
         met += u32::from(within.plan.height <= budget);
-        let found = results(&repeated.dag, &within.plan.order, &|t| repeated.task_of[t.index()].0, &|b| repeated.buffer_of[b.index()].0);
+        let found =
+            results(&dag, &repeated.dag, &within.plan.order, &|t| repeated.task_of[t.index()].0, &|b| repeated.buffer_of[b.index()].0);
         assert_eq!(found, expected, "{dag}\n{}", repeated.dag);
         check(&repeated.dag, within.plan.clone()).expect("a right plan");
         Ok(())
@@ -130,4 +148,34 @@ fn every_way_to_do_other_work_is_seen() {
     let mut once = small();
     once.tasks[0].repeatable = false;
     assert_eq!(check_repeats(&once, small_again()), Err(V::Runs { task: "make".into(), runs: 2 }));
+}
+
+#[test]
+fn what_a_task_does_once_it_does_once() {
+    let mut dag = small();
+    // At first `make` also does something for which it reads the input a second time.
+    let more = dag.add_buffer(Buffer { live_in: true, ..Buffer::new("more", Kind::Input, 64) });
+    dag.tasks[0].reads.push(more);
+    dag.tasks[0].rerun = Some(Rerun { reads: vec![BufferId(0)], workspace: 0, cost: 3 });
+    let leaner = || {
+        let mut repeated = small_again();
+        repeated.dag.add_buffer(dag.buffers[more.index()].clone());
+        repeated.buffer_of.push(more);
+        repeated.dag.tasks[0].reads.push(BufferId(4));
+        repeated.dag.tasks[3].cost = 3;
+        repeated
+    };
+    assert_eq!(check_repeats(&dag, leaner()).expect("right").cost(), 8);
+    let whole_again = |r: &mut Repeated| (r.dag.tasks[3].reads, r.dag.tasks[3].cost) = (vec![BufferId(0), BufferId(4)], 5);
+    let never_whole = |r: &mut Repeated| (r.dag.tasks[0].reads, r.dag.tasks[0].cost) = (vec![BufferId(0)], 3);
+    for change in [whole_again as fn(&mut Repeated), never_whole] {
+        let mut repeated = leaner();
+        change(&mut repeated);
+        assert!(matches!(check_repeats(&dag, repeated), Err(RepeatViolation::Differs { what: "workspace or cost", .. })));
+    }
+    let mut reads_more = leaner();
+    reads_more.dag.tasks[3].reads.push(BufferId(4));
+    assert_eq!(check_repeats(&dag, reads_more), Err(RepeatViolation::Touches { run: "make again".into() }));
+    dag.tasks[0].rerun = Some(Rerun { reads: vec![BufferId(2)], ..Rerun::default() });
+    assert_eq!(dag.verify(), Err(DagError::RerunReads { task: "make".into(), buffer: "y".into() }));
 }

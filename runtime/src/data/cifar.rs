@@ -37,33 +37,52 @@ impl Cifar10 {
         let parts: Vec<PathBuf> = (1..=5).map(|i| folder.join(format!("data_batch_{i}.bin"))).collect();
         Ok(Cifar10 { train: load(&folder, &parts)?, test: load(&folder, &[folder.join("test_batch.bin")])? })
     }
+
+    /// The images of one file's content.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cifar10::load`].
+    pub fn of_bytes(bytes: &[u8]) -> Result<Split, DataError> {
+        let (path, mut split) = (Path::new("the data"), Default::default());
+        append(path, &records(path, bytes)?, &mut split)?;
+        let (pixels, labels) = split;
+        Split::checked(pixels, labels, SHAPE, "the data")
+    }
 }
 
 /// The images of several files, one behind the other.
 fn load(folder: &Path, paths: &[PathBuf]) -> Result<Split, DataError> {
-    let (mut pixels, mut labels) = (Vec::new(), Vec::new());
+    let mut split = Default::default();
     for path in paths {
-        for (at, record) in read(path)?.chunks_exact(RECORD).enumerate() {
-            if record[0] > 9 {
-                return Err(wrong(path, format!("record {at} has the label {}; labels run from 0 to 9", record[0])));
-            }
-            labels.push(record[0]);
-            pixels.extend_from_slice(&record[1..]);
+        if !path.is_file() {
+            return Err(wrong(path, "there is no such file".into()));
         }
+        let file = File::open(path).map_err(|source| DataError::Io { path: path.to_owned(), source })?;
+        append(path, &records(path, file)?, &mut split)?;
     }
+    let (pixels, labels) = split;
     Split::checked(pixels, labels, SHAPE, &folder.display().to_string())
 }
 
-/// The bytes of a file, whose size is a number of records.
-fn read(path: &Path) -> Result<Vec<u8>, DataError> {
-    if !path.is_file() {
-        return Err(wrong(path, "there is no such file".into()));
+/// Adds pixels and labels of a file's records.
+fn append(path: &Path, records: &[u8], (pixels, labels): &mut (Vec<u8>, Vec<u8>)) -> Result<(), DataError> {
+    for (at, record) in records.chunks_exact(RECORD).enumerate() {
+        if record[0] > 9 {
+            return Err(wrong(path, format!("record {at} has the label {}; labels run from 0 to 9", record[0])));
+        }
+        labels.push(record[0]);
+        pixels.extend_from_slice(&record[1..]);
     }
-    let io = |source| DataError::Io { path: path.to_owned(), source };
+    Ok(())
+}
+
+/// The bytes of a file, which are a number of records.
+fn records(path: &Path, file: impl Read) -> Result<Vec<u8>, DataError> {
     let most = RECORD * RECORDS_MAX;
     let mut bytes = Vec::new();
     // One byte more than there may be tells a file that is too long, whatever its length.
-    File::open(path).map_err(io)?.take(most as u64 + 1).read_to_end(&mut bytes).map_err(io)?;
+    file.take(most as u64 + 1).read_to_end(&mut bytes).map_err(|source| DataError::Io { path: path.to_owned(), source })?;
     if bytes.len() > most {
         return Err(wrong(path, format!("it is longer than the {most} bytes of {RECORDS_MAX} images")));
     }

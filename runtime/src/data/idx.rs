@@ -36,13 +36,27 @@ impl Idx {
     /// damaged gzip data. Memory follows what the file holds, not what its header declares.
     pub fn read(path: &Path, rank: usize) -> Result<Idx, DataError> {
         let io_error = |source| DataError::Io { path: path.to_owned(), source };
-        let mut plain = BufReader::with_capacity(1 << 16, File::open(path).map_err(io_error)?);
-        // Both bytes of gzip's magic: IDX starts with two zeros.
-        if plain.fill_buf().map_err(io_error)?.starts_with(&[0x1f, 0x8b]) {
-            parse(path, MultiGzDecoder::new(plain), rank, |source| DataError::Gzip { path: path.to_owned(), source })
-        } else {
-            parse(path, plain, rank, io_error)
-        }
+        read_from(path, BufReader::with_capacity(1 << 16, File::open(path).map_err(io_error)?), rank)
+    }
+
+    /// As [`Idx::read`], of what a file contains.
+    ///
+    /// # Errors
+    ///
+    /// As [`Idx::read`].
+    pub fn of_bytes(bytes: &[u8], rank: usize) -> Result<Idx, DataError> {
+        read_from(Path::new("the data"), bytes, rank)
+    }
+}
+
+/// Reads a file's content, plain or gzip-compressed.
+fn read_from(path: &Path, mut plain: impl BufRead, rank: usize) -> Result<Idx, DataError> {
+    let io_error = |source| DataError::Io { path: path.to_owned(), source };
+    // Both bytes of gzip's magic: IDX starts with two zeros.
+    if plain.fill_buf().map_err(io_error)?.starts_with(&[0x1f, 0x8b]) {
+        parse(path, MultiGzDecoder::new(plain), rank, |source| DataError::Gzip { path: path.to_owned(), source })
+    } else {
+        parse(path, plain, rank, io_error)
     }
 }
 

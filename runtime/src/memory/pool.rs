@@ -292,6 +292,12 @@ impl Pool {
         self.lock().tags.get(id.0).clone()
     }
 
+    /// All tags, by their numbers.
+    #[cfg(feature = "profiles")]
+    pub(crate) fn tags(&self) -> Vec<Tag> {
+        self.lock().tags.all().to_vec()
+    }
+
     /// Calls `visit` with every block but those that only hold others, arena by arena, in the order of addresses.
     #[cfg(feature = "profiles")]
     pub(crate) fn inspect(&self, mut visit: impl FnMut(&Block, &Tag)) {

@@ -48,6 +48,12 @@ impl Tags {
         })
     }
 
+    /// All of them, by their numbers.
+    #[cfg(feature = "profiles")]
+    pub fn all(&self) -> &[Tag] {
+        &self.all
+    }
+
     pub fn get(&self, id: u32) -> &Tag {
         self.all.get(id as usize).unwrap_or(&self.all[0])
     }

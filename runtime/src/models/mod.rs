@@ -192,6 +192,12 @@ impl Model {
         Network { model: self, layers }
     }
 
+    /// Bytes of a batch of examples and labels.
+    pub fn batch_bytes(self, batch: usize) -> u64 {
+        let one: usize = self.example().iter().product::<usize>().saturating_add(self.label().iter().product());
+        4 * (batch as u64).saturating_mul(one as u64)
+    }
+
     /// A batch of made-up examples and labels, the same for the same seed. Images are uniform in 0..1.
     pub fn batch(self, batch: usize, seed: u64) -> (Examples, ArrayD<i32>) {
         let shape = |one: Vec<usize>| IxDyn(&[vec![batch], one].concat());

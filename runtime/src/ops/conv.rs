@@ -6,6 +6,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
+use super::matmul::{floats, like_operand};
 use super::rules::{Given, Gradients, Rule};
 use super::{Emit, NodeId, Op};
 use crate::shape::Symbols;
@@ -44,8 +45,8 @@ pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) ->
     if x.dims.len() != 4 || w.dims.len() != 4 {
         return say("image [n, channels, h, w] and weight [out, in/groups, kh, kw] are needed".into());
     }
-    if x.dtype != DType::F32 || w.dtype != DType::F32 {
-        return say(format!("types are {} and {}, not f32", x.dtype, w.dtype));
+    if let Err(why) = floats(x.dtype, w.dtype) {
+        return say(why);
     }
     if c.groups == 0 || c.stride.contains(&0) || c.dilation.contains(&0) {
         return say("groups, stride and dilation are at least 1".into());
@@ -94,6 +95,7 @@ fn emit_like(g: &mut dyn Emit, op: Op, inputs: &[NodeId], like: NodeId) -> NodeI
 
 pub(super) fn gradient(g: &mut dyn Emit, c: &ConvGeometry, inputs: &[NodeId], dy: NodeId, wanted: &[bool]) -> Gradients {
     let (x, w) = (inputs[0], inputs[1]);
+    let dy = like_operand(g, dy, x);
     let dx = wanted[0].then(|| emit_like(g, Op::Conv2dInputGrad(*c), &[dy, w], x));
     let dw = wanted[1].then(|| emit_like(g, Op::Conv2dWeightGrad(*c), &[x, dy], w));
     SmallVec::from_iter([dx, dw])
@@ -102,6 +104,7 @@ pub(super) fn gradient(g: &mut dyn Emit, c: &ConvGeometry, inputs: &[NodeId], dy
 /// dx = InputGrad(dy, w): with an upstream `d` of dx's shape, ∂/∂dy = Conv(d, w) and ∂/∂w = WeightGrad(d, dy).
 pub(super) fn gradient_of_input_grad(g: &mut dyn Emit, c: &ConvGeometry, inputs: &[NodeId], d: NodeId, wanted: &[bool]) -> Gradients {
     let (dy, w) = (inputs[0], inputs[1]);
+    let d = like_operand(g, d, dy);
     let to_dy = wanted[0].then(|| emit_like(g, Op::Conv2d(*c), &[d, w], dy));
     let to_w = wanted[1].then(|| emit_like(g, Op::Conv2dWeightGrad(*c), &[d, dy], w));
     SmallVec::from_iter([to_dy, to_w])
@@ -110,6 +113,7 @@ pub(super) fn gradient_of_input_grad(g: &mut dyn Emit, c: &ConvGeometry, inputs:
 /// dw = WeightGrad(x, dy): with an upstream `d` of dw's shape, ∂/∂x = InputGrad(dy, d) and ∂/∂dy = Conv(x, d).
 pub(super) fn gradient_of_weight_grad(g: &mut dyn Emit, c: &ConvGeometry, inputs: &[NodeId], d: NodeId, wanted: &[bool]) -> Gradients {
     let (x, dy) = (inputs[0], inputs[1]);
+    let d = like_operand(g, d, x);
     let to_x = wanted[0].then(|| emit_like(g, Op::Conv2dInputGrad(*c), &[dy, d], x));
     let to_dy = wanted[1].then(|| emit_like(g, Op::Conv2d(*c), &[x, d], dy));
     SmallVec::from_iter([to_x, to_dy])

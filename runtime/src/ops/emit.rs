@@ -29,7 +29,7 @@ pub trait Emit {
 
     /// One number of a type, of shape `[]`.
     fn constant(&mut self, value: f32, dtype: DType) -> NodeId {
-        let value = Value::F32(value).cast(dtype.lane());
+        let value = dtype.hold(Value::F32(value));
         self.emit(Op::Const(value), &[], dtype, Dims::new())
     }
 
@@ -43,11 +43,7 @@ pub trait Emit {
     fn scalar(&mut self, op: ScalarOp, inputs: &[NodeId]) -> NodeId {
         let lanes: Vec<Lane> = inputs.iter().map(|&i| self.dtype(i).lane()).collect();
         let lane = op.lane(&lanes).unwrap_or_else(|| panic!("{} of {lanes:?}", op.name()));
-        let dtype = match lane {
-            Lane::F32 => DType::F32,
-            Lane::I32 => DType::I32,
-            Lane::Bool => DType::Bool,
-        };
+        let dtype = lane.stored();
         let dims = self.dims(inputs[0]).clone();
         self.emit(Op::Scalar(op), inputs, dtype, dims)
     }
@@ -114,13 +110,13 @@ pub trait Emit {
     /// Fold along axes, which stay with length 1; the node itself if there are none.
     fn reduce(&mut self, op: ReduceOp, a: NodeId, axes: &[usize]) -> NodeId {
         if axes.is_empty() {
-            return a;
+            return self.cast(a, self.dtype(a).lane().stored());
         }
         let mut dims = self.dims(a).clone();
         for &axis in axes {
             dims[axis] = Size::ONE;
         }
-        let dtype = if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { DType::I32 } else { self.dtype(a) };
+        let dtype = if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { DType::I32 } else { self.dtype(a).lane().stored() };
         self.emit(Op::Reduce(op, Axes::from_slice(axes)), &[a], dtype, dims)
     }
 

@@ -15,8 +15,8 @@ pub(super) fn infer(given: &[Given<'_>], symbols: &Symbols) -> Rule {
     if rank < 2 || b.dims.len() != rank {
         return say("both need at least two axes, and equally many".into());
     }
-    if a.dtype != DType::F32 || b.dtype != DType::F32 {
-        return say(format!("types are {} and {}, not f32", a.dtype, b.dtype));
+    if let Err(why) = floats(a.dtype, b.dtype) {
+        return say(why);
     }
     let (k, l) = (a.dims[rank - 1], b.dims[rank - 2]);
     if k != l {
@@ -30,9 +30,25 @@ pub(super) fn infer(given: &[Given<'_>], symbols: &Symbols) -> Rule {
     Ok((DType::F32, dims))
 }
 
+/// Products take two operands of one float type, and give f32: halves are multiplied exactly and summed in f32.
+pub fn floats(a: DType, b: DType) -> Result<(), String> {
+    match (a.is_float(), b.is_float()) {
+        (true, true) if a == b => Ok(()),
+        (true, true) => Err(format!("types {a} and {b} differ; convert one with cast")),
+        _ => Err(format!("types are {a} and {b}, not floats; convert with cast")),
+    }
+}
+
+/// The gradient that reaches a product, of the type of its operands: products of halves have gradients of halves.
+pub(super) fn like_operand(g: &mut dyn Emit, dy: NodeId, operand: NodeId) -> NodeId {
+    let dtype = g.dtype(operand);
+    g.cast(dy, dtype)
+}
+
 /// dA = dY·Bᵀ, dB = Aᵀ·dY.
 pub(super) fn gradient(g: &mut dyn Emit, inputs: &[NodeId], dy: NodeId, wanted: &[bool]) -> Gradients {
     let (a, b) = (inputs[0], inputs[1]);
+    let dy = like_operand(g, dy, a);
     let da = wanted[0].then(|| {
         let bt = g.transpose(b);
         g.matmul(dy, bt)

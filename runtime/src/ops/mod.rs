@@ -24,6 +24,7 @@ use smallvec::SmallVec;
 
 pub use conv::{ConvGeometry, transposed as transposed_conv};
 pub use emit::{Emit, NodeId};
+pub use matmul::floats;
 pub use rules::{Given, Gradients, Rule, gradient, infer};
 
 /// Axis numbers, or one small number per axis.

@@ -20,7 +20,7 @@ pub(super) fn infer(op: ReduceOp, axes: &Axes, given: Given<'_>) -> Rule {
         let rank = dims.len();
         *dims.get_mut(axis).ok_or_else(|| format!("{name}: axis {axis} of a tensor with {rank} axes"))? = Size::ONE;
     }
-    let dtype = if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { DType::I32 } else { given.dtype };
+    let dtype = if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { DType::I32 } else { given.dtype.lane().stored() };
     Ok((dtype, dims))
 }
 

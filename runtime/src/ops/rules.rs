@@ -62,7 +62,7 @@ pub fn gradient(g: &mut dyn Emit, op: &Op, node: NodeId, inputs: &[NodeId], dy: 
         Op::Input(_) | Op::Variable(_) | Op::Const(_) | Op::Size(_) | Op::Index(_) | Op::Uniform { .. } => Gradients::new(),
         Op::CheckIndex { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => SmallVec::from_elem(None, inputs.len()),
         Op::Scalar(op) => scalar::gradient(g, *op, node, inputs, dy, wanted),
-        // Only float to float carries a gradient; there is one float type.
+        // Only float to float carries a gradient, which is f32 for halves too.
         Op::Cast(_) => SmallVec::from_iter([g.dtype(inputs[0]).is_float().then_some(dy)]),
         Op::Copy => one(dy),
         Op::Reduce(op, axes) => reduce::gradient(g, *op, axes, node, inputs[0], dy),

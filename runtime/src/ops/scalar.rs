@@ -10,22 +10,13 @@ use super::{Emit, NodeId};
 use crate::shape::Symbols;
 use slabwise_kernels::dtype::DType;
 
-/// The storage type a computed lane is kept as.
-pub(super) fn stored(lane: Lane) -> DType {
-    match lane {
-        Lane::F32 => DType::F32,
-        Lane::I32 => DType::I32,
-        Lane::Bool => DType::Bool,
-    }
-}
-
 pub(super) fn infer(op: ScalarOp, given: &[Given<'_>], symbols: &Symbols) -> Rule {
     if let Some(other) = given.iter().find(|o| o.dims != given[0].dims) {
         return Err(format!("{} {} and {}: shapes differ", op.name(), symbols.show(given[0].dims), symbols.show(other.dims)));
     }
     let lanes: Vec<Lane> = given.iter().map(|o| o.dtype.lane()).collect();
     match op.lane(&lanes) {
-        Some(lane) => Ok((stored(lane), Dims::from_slice(given[0].dims))),
+        Some(lane) => Ok((lane.stored(), Dims::from_slice(given[0].dims))),
         None => {
             let types: Vec<&str> = given.iter().map(|o| o.dtype.name()).collect();
             Err(format!("{} does not take {}; convert with cast", op.name(), types.join(", ")))

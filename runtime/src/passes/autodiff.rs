@@ -35,7 +35,7 @@ pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<
     if depends[loss.at()] {
         differentiate(graph, loss);
         let dims = graph.dims(loss).clone();
-        let dtype = graph.dtype(loss);
+        let dtype = graph.dtype(loss).lane().stored();
         adjoints[owner[loss.at()].at()] = Some(graph.full(1.0, dtype, &dims));
     }
     for id in (0..=loss.0).rev().map(NodeId).filter(|id| depends[id.at()]) {

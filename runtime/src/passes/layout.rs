@@ -1,5 +1,6 @@
 //! Where values lie: views resolved to the buffer they look at, and copies inserted where no view can do.
 
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
@@ -141,7 +142,9 @@ pub(super) fn trace_axes(graph: &Graph, id: NodeId) -> (NodeId, Option<AxisMap>)
 
 /// Inserts copies where later stages need a value in a buffer of its own: reshapes that no strides can express, parts of a
 /// concatenation or padding that are used elsewhere too, outputs and assigned values that are views or not computed here.
-pub fn legalise(graph: &Graph) -> Graph {
+/// Unless `half_products`, matrix products and convolutions of halves get their operands converted to f32, which gives the
+/// same sums: a product of two halves is exact in f32.
+pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
     let consumers = graph.consumers();
     let mut is_output = vec![false; graph.nodes.len()];
     for output in &graph.outputs {
@@ -173,9 +176,14 @@ pub fn legalise(graph: &Graph) -> Graph {
             if needs_own {
                 *input = copy(&mut out, *input);
             }
+            let product = matches!(node.op, Op::Matmul | Op::Conv2d(_) | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_));
+            if product && !half_products {
+                *input = if out.node(*input).dtype.is_half() { out.cast(*input, DType::F32) } else { *input };
+            }
         }
         map.push(out.emit(node.op.clone(), &inputs, node.dtype, node.dims.clone()));
     }
+    out.kept.iter_mut().for_each(|id| *id = map[id.at()]);
     let mut taken = vec![false; graph.nodes.len()];
     for (at, id) in graph.outputs.iter().enumerate() {
         let node = graph.node(*id);

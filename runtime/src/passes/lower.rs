@@ -249,11 +249,14 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// Conversion as a buffer of the type in between would do it: bytes saturate.
+    /// Conversion as a buffer of the type in between would do it: bytes saturate, halves round.
     fn cast(&mut self, value: ValueId, from: DType, to: DType) -> ValueId {
         let mut value = value;
         if from.lane() != to.lane() {
             value = self.push(Inst::Cast(value, to.lane()));
+        }
+        if let Some(round) = to.rounding().filter(|_| from != to) {
+            value = self.push(Inst::Op(round, [value, 0, 0]));
         }
         if to == DType::U8 && from.lane() != Lane::Bool && from != DType::U8 {
             let (low, high) = (self.push(Inst::Const(Value::I32(0))), self.push(Inst::Const(Value::I32(255))));

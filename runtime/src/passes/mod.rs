@@ -7,8 +7,11 @@ mod fuse;
 mod layout;
 mod lower;
 mod remake;
+mod rerun;
 mod schedule;
 pub mod simplify;
+mod stores;
+mod unfuse;
 mod update;
 
 pub(crate) use cost::UNITS_PER_SECOND;
@@ -18,3 +21,4 @@ pub use lower::{Arg, Task, lower};
 pub use remake::{REMADE_MIN, remake};
 pub use schedule::{Scheduled, schedule};
 pub use simplify::{Simplify, simplify};
+pub(crate) use unfuse::unfuse;

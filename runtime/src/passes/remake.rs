@@ -51,7 +51,7 @@ pub fn remake(graph: &Graph, smallest: Option<i64>) -> Graph {
         copier.map.push(new);
     }
     let Copier { mut out, map, .. } = copier;
-    out.outputs.iter_mut().for_each(|id| *id = map[id.at()]);
+    out.outputs.iter_mut().chain(&mut out.kept).for_each(|id| *id = map[id.at()]);
     out.current_origin = graph.current_origin;
     out
 }
@@ -83,7 +83,7 @@ fn inside_of_segments(graph: &Graph) -> Vec<bool> {
     };
     let mut inside: Vec<bool> =
         graph.ids().map(|id| segment(id) != 0 && !matches!(graph.node(id).op, Op::Variable(_) | Op::Input(_))).collect();
-    graph.outputs.iter().for_each(|id| inside[id.at()] = false);
+    graph.outputs.iter().chain(&graph.kept).for_each(|id| inside[id.at()] = false);
     for user in graph.ids().rev().filter(|id| graph.origin(*id).phase != Phase::Backward) {
         let node = graph.node(user);
         for &input in &node.inputs {
@@ -142,7 +142,7 @@ impl Choice<'_> {
     fn place(&self, id: NodeId) -> Place {
         let (graph, node) = (self.graph, self.graph.node(id));
         let large = elements(&node.dims).is_some_and(|n| n.at(&graph.symbols.bounds()) >= self.smallest);
-        if !large || !is_computed(&node.op) || graph.outputs.contains(&id) {
+        if !large || !is_computed(&node.op) || graph.is_pinned(id) {
             return Place::Stored;
         }
         // The step behind a product is made with it, as long as it is the only one.
@@ -219,6 +219,8 @@ impl Copier<'_> {
             made
         } else if self.again[id.at()] {
             self.emit_copy(id, true)
+        } else if graph.kept.contains(&id) {
+            self.map[id.at()]
         } else if graph.origin(id).phase == Phase::Forward && graph.origin(id).segment == 0 && (is_step(&node.op) || node.op.is_view()) {
             self.emit_copy(id, false)
         } else {

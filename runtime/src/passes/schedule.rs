@@ -1,19 +1,21 @@
 //! Scheduling: the tasks and buffers of a program as a [`Dag`] for the planner.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use slabwise_kernels::cpu::{Config, Kernel};
-use slabwise_kernels::spec::{Access, Body};
-use slabwise_planner::{ALIGN, Buffer, BufferCopy, BufferId, Dag, Kind, MayReuse, Offloaded, Repeated, TaskId, Work};
+use slabwise_kernels::spec::Access;
+use slabwise_planner::{ALIGN, Buffer, BufferCopy, BufferId, Dag, Kind, MayReuse, Offloaded, Repeated, Rerun, TaskId, Work};
 
 use super::cost::cost;
 use super::lower::{Arg, Task};
+use super::rerun::{kept, rerun};
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
 
 /// A program's tasks, prepared for the device, and the planner's problem.
+#[derive(Default)]
 pub struct Scheduled {
     /// What the planner sees; task i is `tasks[i]` run by `kernels[i]`, unless `work` says otherwise.
     pub dag: Dag,
@@ -23,6 +25,8 @@ pub struct Scheduled {
     pub kernels: Vec<Arc<Kernel>>,
     /// The node of each buffer; a value computed twice has a buffer each time.
     pub nodes: Vec<NodeId>,
+    /// What of a task runs again, where that is not all of it: the task and its kernel.
+    reruns: HashMap<TaskId, (Task, Arc<Kernel>)>,
     /// For each task of the dag, what it does, where some are copies.
     work: Option<Vec<Work>>,
     /// The copies, in the order they start.
@@ -50,15 +54,15 @@ impl Scheduled {
 
     /// The same with some tasks run again, as the planner asks for.
     pub fn repeated(self, repeated: Repeated) -> Scheduled {
+        let again: HashSet<TaskId> = repeated.again().into_iter().collect();
         let Repeated { dag, task_of, buffer_of } = repeated;
-        Scheduled {
-            dag,
-            tasks: task_of.iter().map(|t| self.tasks[t.index()].clone()).collect(),
-            kernels: task_of.iter().map(|t| self.kernels[t.index()].clone()).collect(),
-            nodes: buffer_of.iter().map(|b| self.nodes[b.index()]).collect(),
-            work: None,
-            copies: Vec::new(),
-        }
+        let of = |(run, &task): (u32, &TaskId)| {
+            let leaner = self.reruns.get(&task).filter(|_| again.contains(&TaskId(run)));
+            leaner.cloned().unwrap_or_else(|| (self.tasks[task.index()].clone(), self.kernels[task.index()].clone()))
+        };
+        let (tasks, kernels) = (0..).zip(&task_of).map(of).unzip();
+        let nodes = buffer_of.iter().map(|b| self.nodes[b.index()]).collect();
+        Scheduled { dag, tasks, kernels, nodes, ..Scheduled::default() }
     }
 }
 
@@ -67,11 +71,9 @@ impl Scheduled {
 /// `guard` bytes that no task may touch are kept behind every buffer (0 but for memory checks).
 pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) -> Result<Scheduled, String> {
     let bounds = graph.symbols.bounds();
-    let kernels: Vec<Arc<Kernel>> = tasks
-        .iter()
-        .map(|t| Kernel::new(t.spec.clone(), &bounds, config).map(Arc::new).map_err(|e| format!("{}: {e}", t.name)))
-        .collect::<Result<_, _>>()?;
-    let mut s = Scheduled { dag: Dag::new(), tasks: Vec::new(), kernels: Vec::new(), nodes: Vec::new(), work: None, copies: Vec::new() };
+    let prepare = |t: &Task| Kernel::new(t.spec.clone(), &bounds, config).map(Arc::new).map_err(|e| format!("{}: {e}", t.name));
+    let kernels: Vec<Arc<Kernel>> = tasks.iter().map(prepare).collect::<Result<_, _>>()?;
+    let mut s = Scheduled::default();
     let mut buffers: HashMap<NodeId, BufferId> = HashMap::new();
     for task in &tasks {
         for arg in &task.args {
@@ -84,24 +86,22 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) ->
             }
         }
     }
+    let kept = kept(graph);
     for (task, kernel) in tasks.iter().zip(&kernels) {
-        let (mut reads, mut writes) = (Vec::new(), Vec::new());
-        // What fails a run or changes weights and state does so once.
-        let mut repeatable = !matches!(task.spec.body, Body::CheckIndex(_));
-        for (arg, (_, _, access)) in task.args.iter().zip(task.spec.arguments()) {
-            repeatable &= !matches!(arg, Arg::Variable(_)) || access == Access::Read;
-            let Arg::Buffer(id) = arg else { continue };
-            let list = if access == Access::Read { &mut reads } else { &mut writes };
-            let buffer = buffers[id];
-            if !list.contains(&buffer) {
-                list.push(buffer);
-            }
-        }
+        let [reads, writes] = touched(task, &buffers);
         let mut planned = slabwise_planner::Task::new(task.name.clone(), &reads, &writes);
         planned.after = task.after.iter().map(|&t| TaskId(t as u32)).collect();
         planned.workspace = kernel.workspace();
         planned.cost = cost(&task.spec, &bounds);
-        planned.repeatable = repeatable;
+        if let Some(again) = rerun(task, &kept) {
+            planned.repeatable = true;
+            if again.spec.stores.len() < task.spec.stores.len() {
+                let kernel = prepare(&again)?;
+                let [reads, _] = touched(&again, &buffers);
+                planned.rerun = Some(Rerun { reads, workspace: kernel.workspace(), cost: cost(&again.spec, &bounds) });
+                s.reruns.insert(TaskId(s.dag.tasks.len() as u32), (again, kernel));
+            }
+        }
         let id = s.dag.add_task(planned);
         let pairs = task.in_place.iter().map(|(from, to)| (buffers[from], buffers[to]));
         for (from, to) in pairs.collect::<Vec<_>>() {
@@ -114,6 +114,20 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) ->
     s.tasks = tasks;
     s.kernels = kernels;
     Ok(s)
+}
+
+/// The buffers that a task reads, and those that it writes, each once.
+fn touched(task: &Task, buffers: &HashMap<NodeId, BufferId>) -> [Vec<BufferId>; 2] {
+    let mut lists = [Vec::new(), Vec::new()];
+    for (arg, (_, _, access)) in task.args.iter().zip(task.spec.arguments()) {
+        let Arg::Buffer(id) = arg else { continue };
+        let list = &mut lists[usize::from(access != Access::Read)];
+        let buffer = buffers[id];
+        if !list.contains(&buffer) {
+            list.push(buffer);
+        }
+    }
+    lists
 }
 
 fn buffer(graph: &Graph, id: NodeId, guard: u64) -> Result<Buffer, String> {
@@ -135,6 +149,7 @@ fn buffer(graph: &Graph, id: NodeId, guard: u64) -> Result<Buffer, String> {
         .ok_or_else(|| format!("{}: the byte count of {} overflows", graph.name(id), graph.symbols.show(&node.dims)))?;
     let mut buffer = Buffer::new(graph.name(id), kind, bytes);
     buffer.align = ALIGN;
+    buffer.layer = origin.layer.to_string();
     buffer.source = format!("{}:{}", origin.location.file(), origin.location.line());
     buffer.live_in = is_input;
     buffer.live_out = is_output;

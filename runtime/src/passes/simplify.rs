@@ -113,6 +113,9 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
     }
     let mut new = builder.new;
     new.outputs = old.outputs.iter().map(|o| map[o.at()]).collect();
+    for kept in old.kept.iter().filter(|kept| live[kept.at()]) {
+        new.keep(map[kept.at()]);
+    }
     new.current_origin = old.current_origin;
     new
 }
@@ -127,6 +130,7 @@ fn shell(graph: &Graph) -> Graph {
         symbols: graph.symbols.clone(),
         origins: graph.origins.clone(),
         outputs: Vec::new(),
+        kept: Vec::new(),
         current_origin: graph.current_origin,
         current_part: graph.current_part,
     }
@@ -194,19 +198,21 @@ impl Builder {
                 op.eval(&values)
             }
             // Bytes saturate or wrap by where they come from; a constant byte is too rare to know that here.
-            Op::Cast(to) if *to != DType::U8 => self.known(inputs[0])?.cast(to.lane()),
+            Op::Cast(to) if *to != DType::U8 => to.hold(self.known(inputs[0])?),
             _ => return None,
         };
         Some(self.full_of(value, dtype, dims))
     }
 
     fn rewrite(&mut self, op: &Op, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Option<NodeId> {
-        match op {
-            Op::Scalar(op) => scalar::rewrite(self, *op, inputs, dtype, dims),
+        let simpler = match op {
+            Op::Scalar(op) => scalar::rewrite(self, *op, inputs, dims),
             Op::Cast(to) => scalar::rewrite_cast(self, *to, inputs[0]),
             Op::Reduce(op, axes) => view::rewrite_reduce(self, *op, axes, inputs[0], dims),
             _ => view::rewrite(self, op, inputs, dims),
-        }
+        };
+        // An operand in place of the result: bytes compute as integers, halves as f32.
+        simpler.map(|id| self.cast(id, dtype))
     }
 
     /// A node that computes the same already.

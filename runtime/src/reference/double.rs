@@ -37,6 +37,8 @@ pub(super) fn scalar(op: ScalarOp, args: &[f64]) -> f64 {
         ScalarOp::Erf => erf(x),
         ScalarOp::Sin => x.sin(),
         ScalarOp::Cos => x.cos(),
+        // Storage is not rounded in double precision.
+        ScalarOp::RoundF16 | ScalarOp::RoundBf16 => x,
         ScalarOp::Floor => x.floor(),
         ScalarOp::Ceil => x.ceil(),
         ScalarOp::Round => x.round_ties_even(),

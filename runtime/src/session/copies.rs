@@ -28,7 +28,7 @@ impl Session {
     }
 
     /// Memory and a thread for the copies of a program, if it makes any.
-    pub(super) fn prepare_copies(&mut self, inner: &Compiled) -> Result<()> {
+    pub(crate) fn prepare_copies(&mut self, inner: &Compiled) -> Result<()> {
         if inner.copies.is_empty() {
             return Ok(());
         }

@@ -1,15 +1,60 @@
 //! What a run takes: seconds of each kernel, bytes touched.
 
+use std::time::Instant;
+
+use slabwise_kernels::memory::Region;
+use slabwise_planner::report::{Handed, Run, RunStep};
+use slabwise_planner::{BufferId, Holder};
+
 use super::Session;
 use crate::error::{Error, Result};
 use crate::feed::Feed;
-use crate::program::Program;
+use crate::program::{Compiled, Place, Program};
+
+/// What is written down of a run, while it runs.
+pub(super) struct Recording {
+    run: Run,
+    began: Instant,
+}
+
+impl Recording {
+    /// Writes down what a kernel was handed, once it has run.
+    pub(super) fn note(&mut self, inner: &Compiled, at: usize, args: &[Region], workspace: Region, slab: Region, started: Instant) {
+        let took = started.elapsed();
+        let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let seen = |holder: Holder, region: Region| {
+            let inside = region.arena == slab.arena && region.offset >= slab.offset;
+            Handed { holder, offset: inside.then(|| region.offset - slab.offset), bytes: region.bytes }
+        };
+        let step = &inner.steps[at];
+        let planned = step.places.iter().zip(args).filter_map(|(place, region)| match place {
+            Place::Planned(b) => Some(seen(Holder::Buffer(BufferId(u32::try_from(*b).ok()?)), *region)),
+            Place::Variable(_) | Place::Sizes => None,
+        });
+        let own = seen(Holder::Workspace(inner.plan.offsets().order[at]), workspace);
+        let handed = planned.chain((workspace.bytes > 0).then_some(own)).collect();
+        self.run.steps.push(RunStep { start_ns: ns(started.duration_since(self.began)), ns: ns(took), handed });
+    }
+}
 
 impl Session {
+    /// Runs a program once and writes down which bytes of the slab each of its kernels was really handed, and when; see
+    /// [`Plan::html`](crate::Plan::html).
+    ///
+    /// # Errors
+    /// As [`Session::run`].
+    pub fn record<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<Run> {
+        self.recording = Some(Recording { run: Run::default(), began: Instant::now() });
+        let result = self.run(program, feed).map(|_| ());
+        let run = self.recording.take().map_or_else(Run::default, |recording| recording.run);
+        result.map(|()| run)
+    }
+
     /// Runs a program `steps` times and returns the seconds that each of its kernels took at its fastest, in the order of
     /// [`Plan::steps`](crate::Plan::steps).
     pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<f64>> {
-        self.profile = Some(vec![f64::INFINITY; program.inner.steps.len()]);
+        let kernels = self.planned_for(program, &feed)?.steps.len();
+        self.profile = Some(vec![f64::INFINITY; kernels]);
         let result = (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
         let fastest = self.profile.take().unwrap_or_default();
         result.map(|()| fastest)
@@ -18,6 +63,7 @@ impl Session {
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte
     /// that changed. Runs the program twice, with two patterns; weights and state are put back as they were.
     pub fn measure_touched<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<u64> {
+        self.planned_for(program, &feed)?;
         let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
         let kept: Vec<Vec<u8>> = self.variables.iter().map(|v| self.memory.bytes(&v.region).to_vec()).collect();
         let mut touched = 0;

@@ -9,7 +9,7 @@ use slabwise_kernels::spec::{Dims, PoolKind, Window};
 use super::elementwise::broadcast_shape;
 use super::{Operand, Tensor, checked};
 use crate::graph::Graph;
-use crate::ops::{ConvGeometry, Emit, Given, NodeId, Op, infer, transposed_conv};
+use crate::ops::{ConvGeometry, Emit, Given, NodeId, Op, floats, infer, transposed_conv};
 use crate::shape::elements;
 
 impl<'t> Tensor<'t> {
@@ -144,8 +144,8 @@ fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId, String> {
     if da.is_empty() || db.is_empty() {
         return say(g, "both need an axis".into());
     }
-    if g.dtype(a) != DType::F32 || g.dtype(b) != DType::F32 {
-        return say(g, format!("types are {} and {}, not f32", g.dtype(a), g.dtype(b)));
+    if let Err(why) = floats(g.dtype(a), g.dtype(b)) {
+        return say(g, why);
     }
     // One axis becomes two: a row on the left, a column on the right.
     let (mut ma, mut mb) = (da.clone(), db.clone());

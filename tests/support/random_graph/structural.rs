@@ -18,7 +18,7 @@ impl Maker {
         let (batch, k) = (Dims::from_slice(&self.g.dims(a)[..rank - 2]), self.g.dims(a)[rank - 1]);
         let fits = |g: &Graph, id: NodeId| {
             let d = g.dims(id);
-            g.dtype(id).is_float() && d.len() == rank && d[..rank - 2] == batch[..] && d[rank - 2] == k
+            g.dtype(id) == g.dtype(a) && d.len() == rank && d[..rank - 2] == batch[..] && d[rank - 2] == k
         };
         let b = match self.find(|g, id, _| fits(g, id)) {
             Some(b) => b,
@@ -37,8 +37,8 @@ impl Maker {
             let sizes = [d[0].at(&g.symbols.bounds()), d[1].as_fixed()?, d[2].as_fixed()?, d[3].as_fixed()?];
             sizes.iter().all(|&n| n > 0).then_some(sizes)
         };
-        let id =
-            self.find(|g, id, known| g.dtype(id).is_float() && g.dims(id).len() == 4 && fixed(g, id).is_some() && (known.exact || !exact))?;
+        let id = self
+            .find(|g, id, known| g.dtype(id) == DType::F32 && g.dims(id).len() == 4 && fixed(g, id).is_some() && (known.exact || !exact))?;
         Some((id, fixed(&self.g, id)?))
     }
 
@@ -134,6 +134,7 @@ impl Maker {
 
     pub(super) fn scatter_add(&mut self) -> Option<()> {
         let x = self.float()?;
+        let x = self.g.cast(x, DType::F32);
         let (axis, mut dims) = self.indexed(x)?;
         let shape = self.g.dims(x).clone();
         let (index, _) = self.index(&shape);

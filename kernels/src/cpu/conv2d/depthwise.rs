@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::columns::{Columns, columns, is_phased, phases};
 use super::tile::{Axis, Parts, Shape, Source, TILE, fill};
 use super::{Call, Sizes, source};
+use crate::cpu::CutOff;
 use crate::cpu::gemm::drive::{Product, Room, Slot, Space};
 use crate::cpu::gemm::micro::Micro;
 use crate::cpu::gemm::planes::Planes;
@@ -137,6 +138,11 @@ unsafe fn convolve(product: &Columns, channels: Range<usize>, strip: usize, slot
     }
 }
 
+/// Where slices of a weight gradient may end, and its sums: a vector for each weight.
+pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
+    CutOff { unit: 1, sums: sizes.groups.saturating_mul(sizes.taps()).saturating_mul(micro.lanes) }
+}
+
 /// The weight gradient.
 ///
 /// # Safety
@@ -145,10 +151,11 @@ pub(super) unsafe fn weight_grad(call: &Call) {
     let Call { spec, sizes, kernel, body, launch } = *call;
     let (micro, axes) = (kernel.micro, &sizes.axes);
     let most = channels(sizes, sums(sizes, micro, body.kind));
+    let images = launch.part.map_or(sizes.images, |part| part.examples.len() * call.per_example());
     let wanted = wanted(kernel.threads.min(launch.team.threads()));
     let size = most.min(even(sizes.groups, sizes.groups.div_ceil(wanted), 1));
     // Vectors of a row begin at the same places however it is cut.
-    let parts = Parts::new(sizes.images, axes, size, TILE / size, micro.lanes);
+    let parts = Parts::new(images, axes, size, TILE / size, micro.lanes);
     let [image, gradient] = [(&body.a, 0), (&body.b, 1)].map(|(operand, at)| source(operand, launch.args[at], launch.env));
     let product = WeightGrad { call, image, gradient, parts, size, code: kernel.code.bind(spec, launch) };
     let room = Room { workspace: launch.workspace, space: &kernel.space, threads: kernel.threads, team: launch.team };
@@ -177,9 +184,13 @@ impl WeightGrad<'_> {
         let (axes, taps) = (&sizes.axes, sizes.taps());
         let plain = [Axis::plain(axes[0].out), Axis::plain(axes[1].out)];
         let channels = block * self.size..((block + 1) * self.size).min(sizes.groups);
-        // SAFETY: channels are one block's each, and the slot's buffers have the sizes of `space`.
+        let part = self.call.launch.part;
+        // SAFETY: channels are one block's each, the slot's buffers have the sizes of `space`, and the sums those of `cut_off`.
         unsafe {
-            slot.acc.write_bytes(0, channels.len() * taps * micro.lanes);
+            let acc = part.map_or(slot.acc, |part| part.sums.cast::<f32>().add(channels.start * taps * micro.lanes));
+            if part.is_none_or(|part| part.examples.start == 0) {
+                acc.write_bytes(0, channels.len() * taps * micro.lanes);
+            }
             for part in (0..self.parts.count()).map(|part| self.parts.get(part)) {
                 let [shape, other] = [axes, &plain].map(|axes| Shape::new(axes, channels.len(), part.rows.len(), part.columns.len()));
                 let offsets = slot.right.cast::<i32>();
@@ -200,14 +211,17 @@ impl WeightGrad<'_> {
                         columns: part.columns.len(),
                         taps,
                         offsets,
-                        weights: slot.acc.add(c * taps * micro.lanes),
+                        weights: acc.add(c * taps * micro.lanes),
                         result: result.add(c * other.channel),
                         result_image: other.image,
                     });
                 }
             }
+            if part.is_some_and(|part| !part.last) {
+                return;
+            }
             for weight in 0..channels.len() * taps {
-                let lanes = std::slice::from_raw_parts(slot.acc.add(weight * micro.lanes), micro.lanes);
+                let lanes = std::slice::from_raw_parts(acc.add(weight * micro.lanes), micro.lanes);
                 *slot.left.add(weight) = lanes.iter().sum();
             }
             self.code.block(&[channels.start, 0, 0, 0], 0, channels.len(), taps, slot.left.cast(), taps, slot.scratch);

@@ -137,6 +137,17 @@ impl Parts {
     /// Parts of at most `most` positions whose tiles of `channels` channels stay small, if that is possible. `multiple`: what
     /// a stretch of a row should be a multiple of.
     pub fn new(images: usize, axes: &[Axis; 2], channels: usize, most: usize, multiple: usize) -> Parts {
+        let even = crate::cpu::gemm::even;
+        Parts::cut(images, axes, channels, most, multiple, |images, most| even(images, most, 1))
+    }
+
+    /// The same, but parts of several images are as large as may be, rather than all alike: where one ends depends on no
+    /// images behind it.
+    pub fn from_first(images: usize, axes: &[Axis; 2], channels: usize, most: usize, multiple: usize) -> Parts {
+        Parts::cut(images, axes, channels, most, multiple, |_, most| most)
+    }
+
+    fn cut(images: usize, axes: &[Axis; 2], channels: usize, most: usize, multiple: usize, share: impl Fn(usize, usize) -> usize) -> Parts {
         let out = [axes[0].out, axes[1].out];
         let fits = |size: [usize; 3]| {
             let positions = size[0].saturating_mul(size[1]).saturating_mul(size[2]);
@@ -153,7 +164,7 @@ impl Parts {
         };
         let even = crate::cpu::gemm::even;
         let size = if fits([1, out[0], out[1]]) {
-            [even(images, largest(images, &|n| fits([n, out[0], out[1]])), 1), out[0], out[1]]
+            [share(images, largest(images, &|n| fits([n, out[0], out[1]]))), out[0], out[1]]
         } else if fits([1, 1, out[1]]) {
             [1, even(out[0], largest(out[0], &|n| fits([1, n, out[1]])), 1), out[1]]
         } else {
@@ -161,6 +172,16 @@ impl Parts {
             [1, 1, even(out[1], (columns / multiple * multiple).max(multiple), multiple).min(out[1].max(1))]
         };
         Parts { images, out, size: size.map(|s| s.max(1)) }
+    }
+
+    /// Images of a part of whole ones, or 1.
+    pub fn images(&self) -> usize {
+        self.size[0]
+    }
+
+    /// Parts of the images before this one, which must be the first of a part or past the last.
+    pub fn before(&self, image: usize) -> usize {
+        Parts { images: image, ..*self }.count()
     }
 
     pub fn count(&self) -> usize {

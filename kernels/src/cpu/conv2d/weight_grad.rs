@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use super::tile::{Parts, Shape, Source, TILE, fill};
-use super::{Call, Sizes, source};
-use crate::cpu::gemm::drive::{Blocking, MicroPanel, Product, Room, Space, drive};
+use super::{Call, Sizes, part_source};
+use crate::cpu::CutOff;
+use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, Room, Space, drive_some};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::{ROWS, SPLIT_COLUMNS, even, pack, partial_space, share_rows, split_blocks, splits, wanted};
 use crate::cpu::tile::Bound;
@@ -21,7 +22,7 @@ fn channels(sizes: &Sizes) -> usize {
 }
 
 fn parts(sizes: &Sizes) -> Parts {
-    Parts::new(sizes.images, &sizes.axes, channels(sizes), POSITIONS, 1)
+    Parts::from_first(sizes.images, &sizes.axes, channels(sizes), POSITIONS, 1)
 }
 
 /// Room for every blocking of sizes up to these.
@@ -51,15 +52,27 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro) -> Space {
     }
 }
 
+/// How the product is cut, as the sizes alone have it.
+fn blocking(sizes: &Sizes, micro: &Micro) -> Blocking {
+    let rows = sizes.source * sizes.taps();
+    let splits = splits(split_blocks(sizes.groups, rows, sizes.other), parts(sizes).count());
+    let columns = even(sizes.other, SPLIT_COLUMNS, micro.columns());
+    Blocking { rows: even(rows, ROWS, 1), columns, resident: false, splits }
+}
+
+/// Where slices may end, and the sums between them. (More images make no fewer splits.)
+pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
+    let (rows, blocking) = (sizes.source * sizes.taps(), blocking(sizes, micro));
+    let sums = blocking.sums(sizes.groups, rows, sizes.other.div_ceil(blocking.columns), micro);
+    CutOff { unit: parts(sizes).images(), sums }
+}
+
 /// # Safety
 /// By the contract of the kernel's `run`.
 pub(super) unsafe fn run(call: &Call) {
     let Call { spec, body, launch, sizes, kernel } = *call;
-    let (rows, parts) = (sizes.source * sizes.taps(), parts(sizes));
-    let width = kernel.micro.columns();
-    let splits = splits(split_blocks(sizes.groups, rows, sizes.other), parts.count());
-    let columns = even(sizes.other, SPLIT_COLUMNS, width);
-    let mut blocking = Blocking { rows: even(rows, ROWS, 1), columns, resident: false, splits };
+    let (rows, parts, mut blocking) = (sizes.source * sizes.taps(), parts(sizes), blocking(sizes, kernel.micro));
+    let Blocking { columns, splits, .. } = blocking;
     let threads = kernel.threads.min(launch.team.threads());
     let others = sizes.groups * sizes.other.div_ceil(columns);
     if splits == 1 && threads > 1 && others * rows.div_ceil(blocking.rows) < wanted(threads) {
@@ -67,15 +80,20 @@ pub(super) unsafe fn run(call: &Call) {
     }
     let product = WeightGrad {
         call,
-        image: source(&body.a, launch.args[0], launch.env),
-        gradient: source(&body.b, launch.args[1], launch.env),
+        image: part_source(call, &body.a, 0),
+        gradient: part_source(call, &body.b, 1),
         parts,
         columns,
         code: kernel.code.bind(spec, launch),
     };
+    let carry = launch.part.map(|part| Carry {
+        blocks: parts.before(part.examples.start * call.per_example())..parts.before(part.examples.end * call.per_example()),
+        sums: part.sums.cast(),
+        last: part.last,
+    });
     let room = Room { workspace: launch.workspace, space: &kernel.space, threads: kernel.threads, team: launch.team };
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the contract of `run`.
-    unsafe { drive(&product, kernel.micro, &blocking, &room) };
+    unsafe { drive_some(&product, kernel.micro, &blocking, &room, carry) };
 }
 
 struct WeightGrad<'a> {

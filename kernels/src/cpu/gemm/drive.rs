@@ -92,6 +92,26 @@ pub(in super::super) struct Blocking {
     pub splits: usize,
 }
 
+/// Some blocks of the contracted axis, whose sums go on from those of the blocks before.
+pub(in super::super) struct Carry {
+    pub blocks: Range<usize>,
+    /// The sums, [`Blocking::sums`] elements.
+    pub sums: *mut f32,
+    /// Whether these are the last blocks: the product takes its results.
+    pub last: bool,
+}
+
+// SAFETY: workers use disjoint parts of the sums, those of the block of the result and the split that each computes.
+unsafe impl Sync for Carry {}
+
+impl Blocking {
+    /// Elements of the sums of a product of `groups` times `rows` rows in so many strips, kept apart from the workspace.
+    pub fn sums(&self, groups: usize, rows: usize, strips: usize, micro: &Micro) -> usize {
+        let row = strips.saturating_mul(self.columns.next_multiple_of(micro.lanes));
+        groups.saturating_mul(self.splits).saturating_mul(rows).saturating_mul(row)
+    }
+}
+
 /// Elements (and bytes of epilogue scratch) of each buffer of a workspace.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in super::super) struct Space {
@@ -200,12 +220,21 @@ impl Room<'_> {
 /// The room's workspace has the bytes of its [`Space`], which covers what `blocking` makes of `product`; the product's
 /// operands may be read and its results written.
 pub(in super::super) unsafe fn drive<P: Product>(product: &P, micro: &Micro, blocking: &Blocking, room: &Room) {
+    // SAFETY: the caller's promise.
+    unsafe { drive_some(product, micro, blocking, room, None) }
+}
+
+/// Computes a product, or some blocks of the contracted axis of it.
+///
+/// # Safety
+/// As [`drive`]; the sums are the caller's.
+pub(in super::super) unsafe fn drive_some<P: Product>(product: &P, micro: &Micro, blocking: &Blocking, room: &Room, carry: Option<Carry>) {
     let (groups, rows, strips) = (product.groups(), product.rows(), product.strips());
     if groups == 0 || rows == 0 || strips == 0 {
         return;
     }
     let row_blocks = rows.div_ceil(blocking.rows);
-    let job = Job { product, micro, blocking, room, row_blocks, strips };
+    let job = Job { product, micro, blocking, room, row_blocks, strips, carry };
     let depth = product.depth_blocks().checked_sub(1).map_or(0, |last| product.depth(last).end);
     let work = groups.saturating_mul(rows).saturating_mul(product.strip(strips - 1).end).saturating_mul(depth);
     let blocks = groups * row_blocks * strips;
@@ -214,7 +243,7 @@ pub(in super::super) unsafe fn drive<P: Product>(product: &P, micro: &Micro, blo
         room.tasks(blocks * blocking.splits, work < SERIAL_WORK, |task, slot, resident| {
             job.block(task / blocking.splits, task % blocking.splits, slot, resident);
         });
-        if blocking.splits > 1 {
+        if job.carry.as_ref().map_or(blocking.splits > 1, |carry| carry.last) {
             room.tasks(blocks, false, |number, slot, _| job.combine(number, slot));
         }
     }
@@ -228,6 +257,7 @@ struct Job<'a, P> {
     room: &'a Room<'a>,
     row_blocks: usize,
     strips: usize,
+    carry: Option<Carry>,
 }
 
 impl<P: Product> Job<'_, P> {
@@ -245,18 +275,26 @@ impl<P: Product> Job<'_, P> {
         self.blocking.columns.next_multiple_of(self.micro.lanes)
     }
 
-    /// Where a split of a block keeps its sums.
-    fn part(&self, number: usize, split: usize) -> *mut f32 {
-        let block = (number * self.blocking.splits + split) * self.blocking.rows * self.stride();
-        // SAFETY: the workspace has room for every split of every block.
-        unsafe { self.room.partial().add(block) }
+    /// Where a split of a block keeps its sums, and the elements between two rows of them.
+    fn part(&self, number: usize, split: usize) -> (*mut f32, usize) {
+        let (splits, stride) = (self.blocking.splits, self.stride());
+        let Some(carry) = &self.carry else {
+            let block = (number * splits + split) * self.blocking.rows * stride;
+            // SAFETY: the workspace has room for every split of every block.
+            return (unsafe { self.room.partial().add(block) }, stride);
+        };
+        let (cut, row) = (self.cut(number), self.strips * stride);
+        let first = ((cut.group * splits + split) * self.product.rows() + cut.rows.start) * row;
+        // SAFETY: the sums have room for every split of every element.
+        (unsafe { carry.sums.add(first + cut.strip * stride) }, row)
     }
 
     /// Computes a block of the result over one split of the contracted axis.
     unsafe fn block(&self, number: usize, split: usize, slot: &Slot, resident: &mut usize) {
         let Job { product, blocking, .. } = self;
         let cut = self.cut(number);
-        let acc = if blocking.splits > 1 { self.part(number, split) } else { slot.acc };
+        let apart = blocking.splits > 1 || self.carry.is_some();
+        let (acc, stride) = if apart { self.part(number, split) } else { (slot.acc, self.stride()) };
         let key = product.left_group(cut.group) * self.row_blocks + cut.row_block;
         let pack = !blocking.resident || *resident != key;
         *resident = key;
@@ -266,25 +304,26 @@ impl<P: Product> Job<'_, P> {
         unsafe {
             if span.is_empty() {
                 for row in 0..cut.rows.len() {
-                    acc.add(row * self.stride()).write_bytes(0, cut.columns.len());
+                    acc.add(row * stride).write_bytes(0, cut.columns.len());
                 }
             }
-            for block in span.clone() {
+            let now = self.carry.as_ref().map_or(span.clone(), |carry| span.start.max(carry.blocks.start)..span.end.min(carry.blocks.end));
+            for block in now {
                 let left = slot.left.add(if blocking.resident { cut.rows.len() * product.depth(block).start } else { 0 });
                 if pack {
                     product.left(cut.group, cut.rows.clone(), panel_rows(cut.rows.len(), self.micro.rows), block, left);
                 }
                 product.right(cut.group, cut.strip, block, slot.right);
-                self.sweep(&cut, block, left, slot, acc, block > span.start);
+                self.sweep(&cut, block, left, slot, (acc, stride), block > span.start);
             }
-            if blocking.splits == 1 {
-                product.finish(cut.group, cut.rows, cut.strip, acc, self.stride(), slot.scratch);
+            if !apart {
+                product.finish(cut.group, cut.rows, cut.strip, acc, stride, slot.scratch);
             }
         }
     }
 
     /// Adds one block of the contracted axis to the sums of a block of the result.
-    unsafe fn sweep(&self, cut: &Cut, block: usize, left: *const f32, slot: &Slot, acc: *mut f32, add: bool) {
+    unsafe fn sweep(&self, cut: &Cut, block: usize, left: *const f32, slot: &Slot, (acc, stride): (*mut f32, usize), add: bool) {
         let Job { product, micro, .. } = self;
         let panel = panel_rows(cut.rows.len(), micro.rows);
         let panels = cut.rows.len().div_ceil(panel);
@@ -301,9 +340,9 @@ impl<P: Product> Job<'_, P> {
                 for row in (0..cut.rows.len()).step_by(panel) {
                     let height = panel.min(cut.rows.len() - row);
                     let left = product.panel(cut.group, &cut.rows, row, block, left);
-                    let acc = acc.add(row * self.stride() + from - cut.columns.start);
+                    let acc = acc.add(row * stride + from - cut.columns.start);
                     let left = left.from(first, height, product.indirect());
-                    micro.kernel(product.indirect(), height, &right, width)(depth, left, right, acc, self.stride(), add);
+                    micro.kernel(product.indirect(), height, &right, width)(depth, left, right, acc, stride, add);
                 }
                 from = if to == end { next } else { to };
             }
@@ -318,10 +357,14 @@ impl<P: Product> Job<'_, P> {
         unsafe {
             for row in 0..rows.len() {
                 let total = slot.acc.add(row * stride);
-                total.copy_from_nonoverlapping(self.part(number, 0).add(row * stride), columns.len());
+                let part = |split: usize| {
+                    let (first, stride) = self.part(number, split);
+                    first.add(row * stride)
+                };
+                total.copy_from_nonoverlapping(part(0), columns.len());
                 let total = std::slice::from_raw_parts_mut(total, columns.len());
                 for split in 1..self.blocking.splits {
-                    let part = std::slice::from_raw_parts(self.part(number, split).add(row * stride), columns.len());
+                    let part = std::slice::from_raw_parts(part(split), columns.len());
                     total.iter_mut().zip(part).for_each(|(t, p)| *t += p);
                 }
             }

@@ -8,9 +8,10 @@ mod reduce;
 
 use smallvec::SmallVec;
 
-use super::tile::{MAX_AXES, TileCode};
-use super::{Config, Launch, SpecError};
+use super::tile::{Bound, MAX_AXES, TileCode};
+use super::{Config, CutOff, Launch, SpecError};
 use crate::size::Env;
+use crate::slice::Slicing;
 use crate::spec::{Inst, Spec};
 use reduce::Reduction;
 
@@ -32,6 +33,17 @@ impl Loop {
         let order = order(spec, bound);
         let reduction = if spec.reduced > 0 { Some(Reduction::new(spec, bound, &order, &mut code)?) } else { None };
         Ok(Loop { code, order, threads: config.threads, reduction })
+    }
+
+    /// Where slices of a sum over the batch may end, and the sums between them.
+    pub fn cut_off(&self, spec: &Spec, bound: &Env, slicing: &Slicing) -> Option<CutOff> {
+        let (reduction, (axis, _)) = (self.reduction.as_ref()?, slicing.axis?);
+        // Tiles go through the batch outermost.
+        if self.order[spec.dims.len() - spec.reduced] != axis {
+            return None;
+        }
+        let examples = bound.0[usize::from(slicing.batch.0)] as usize;
+        reduction.cut_off(examples, &mut Bound::sizes(&self.code, spec, bound, &self.order), &self.code)
     }
 
     /// One scratch memory per thread, then the partial results of split reductions.

@@ -6,10 +6,14 @@
 //! folded (the gradient of a bias). If there are few groups, one pass suffices and there is much to fold, the tiles of a
 //! group are shared by several chunks whose results are merged as a tree.
 
+use std::ops::Range;
+
 use super::{CHUNK, Loop};
+use crate::cpu::CutOff;
 use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, Tile, TileCode, VECTOR};
 use crate::cpu::{Launch, SpecError};
 use crate::size::Env;
+use crate::slice::Part;
 use crate::spec::{Inst, ReduceOp, Spec};
 
 /// Columns of a group where columns are kept points.
@@ -81,6 +85,29 @@ impl Reduction {
         PARTS * self.split_words * WIDE * 4
     }
 
+    /// Where slices of a sum over the batch may end, and the sums, for a space resolved at the bound; `None` if the sums cannot
+    /// be taken up again: the batch is not what tiles go along last, or there is more than sums to keep.
+    pub fn cut_off(&self, examples: usize, bound: &mut Bound, code: &TileCode) -> Option<CutOff> {
+        let mut levels = code.levels();
+        let plain = levels.next() == Some(true) && levels.all(|full| !full) && !self.keeps && code.folds_alone();
+        if !plain || examples < 2 {
+            return None;
+        }
+        let cut = self.cut(bound);
+        let unit = cut.unit(self.along, bound, examples)?;
+        let parts = self.parts(&cut, bound);
+        Some(CutOff { unit, sums: cut.groups * parts * code.fold_words() * cut.lanes(self.along) })
+    }
+
+    /// Into how many parts the tiles of each group are split.
+    fn parts(&self, cut: &Cut, bound: &Bound) -> usize {
+        let points: usize = bound.dims().iter().product();
+        if self.split_words == 0 || cut.groups >= FEW_GROUPS {
+            return 1;
+        }
+        cut.tiles.min(PARTS / cut.groups).min(points / CHUNK).max(1)
+    }
+
     fn cut(&self, bound: &mut Bound) -> Cut {
         let reduced = bound.collapse(0, self.kept);
         let axes = reduced + bound.collapse(reduced, bound.dims().len());
@@ -124,6 +151,69 @@ impl Reduction {
     }
 }
 
+/// Sums over a batch that go on from slice to slice: the accumulators of each part of each group, before they are finished.
+struct Carry {
+    /// Examples of the slice, and of the whole.
+    examples: Range<usize>,
+    whole: usize,
+    last: bool,
+    sums: *mut u32,
+    parts: usize,
+    /// Folds of a group.
+    folds: usize,
+}
+
+// SAFETY: workers use the sums of different parts or groups.
+unsafe impl Sync for Carry {}
+
+impl Carry {
+    fn new(part: &Part, parts: usize, code: &TileCode) -> Self {
+        let whole = part.whole.0[usize::from(part.slicing.batch.0)] as usize;
+        Carry { examples: part.examples.clone(), whole, last: part.last, sums: part.sums.cast(), parts, folds: code.fold_words() }
+    }
+}
+
+impl Cut {
+    /// The same tiles of the reduced axes as another launch has, whose kept axes alone are longer.
+    fn fold_as(&mut self, other: &Cut, bound: &Bound) {
+        self.tile_len = other.tile_len;
+        self.tiles_across = bound.dims()[self.folded_axis].div_ceil(self.tile_len);
+        self.tiles = bound.dims()[self.reduced..self.folded_axis].iter().product::<usize>() * self.tiles_across;
+    }
+
+    /// Lanes of a group's accumulators of one fold.
+    fn lanes(&self, along: Along) -> usize {
+        match along {
+            Along::Columns => self.group_len * VECTOR,
+            Along::Rows => self.group_len.next_multiple_of(VECTOR),
+        }
+    }
+
+    /// Examples whose tiles are whole, if the batch is the first of the reduced axes; `None` where its length may change what a
+    /// tile is.
+    fn unit(&self, along: Along, bound: &Bound, examples: usize) -> Option<usize> {
+        if self.reduced < self.folded_axis {
+            return Some(1);
+        }
+        let rows = bound.dims()[self.folded_axis] / examples;
+        (along == Along::Rows).then(|| self.tile_len / gcd(self.tile_len, rows.max(1)))
+    }
+
+    /// Tiles of the examples before this one, of so many; tiles end there, or there are no more examples.
+    fn tiles_before(&self, example: usize, examples: usize, bound: &Bound) -> usize {
+        match example {
+            0 => 0,
+            _ if example >= examples => self.tiles,
+            _ if self.reduced < self.folded_axis => self.tiles / examples * example,
+            _ => bound.dims()[self.folded_axis] / examples * example / self.tile_len,
+        }
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 /// Which way most of the memory runs.
 fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
     let last = |axes: &[usize]| axes.iter().rev().copied().find(|&axis| spec.dims[axis].at(bound) != 1);
@@ -153,13 +243,32 @@ impl Loop {
         if self.order[..reduction.kept].iter().any(|&axis| spec.dims[axis].usize_at(launch.env) == 0) {
             return;
         }
-        let cut = reduction.cut(&mut bound);
+        let mut cut = reduction.cut(&mut bound);
+        let mut parts = reduction.parts(&cut, &bound);
         let bound = &bound;
         let points: usize = bound.dims().iter().product();
-        let run = Run { bound, cut: &cut, along: reduction.along, code: &self.code };
-        let mut parts = 1;
-        if reduction.split_words > 0 && cut.groups < FEW_GROUPS {
-            parts = cut.tiles.min(PARTS / cut.groups).min(points / CHUNK).max(1);
+        if let Some(part) = launch.part.filter(|part| !part.slicing.folds) {
+            // Tiles and parts are those of the whole batch: a group of a slice is folded as it would be there.
+            let mut whole = Bound::new(&self.code);
+            whole.resolve(spec, &Launch { env: part.whole, part: None, ..*launch }, &self.order);
+            let whole_cut = reduction.cut(&mut whole);
+            parts = reduction.parts(&whole_cut, &whole);
+            cut.fold_as(&whole_cut, bound);
+        }
+        let carry = launch.part.filter(|part| part.slicing.folds).map(|part| Carry::new(part, parts, &self.code));
+        let run = Run { bound, cut: &cut, along: reduction.along, code: &self.code, carry };
+        if let Some(carry) = &run.carry {
+            let work = |chunk: usize, worker: usize| {
+                // SAFETY: the worker's own scratch memory; parts are disjoint, and so are their sums.
+                unsafe {
+                    let mut machine = Machine::new(bound, reduction.along, self.scratch(launch, worker));
+                    run.go_on(&mut machine, carry, chunk / parts, chunk % parts);
+                }
+            };
+            launch.team.run(cut.groups * parts, &work);
+            if !carry.last {
+                return;
+            }
         }
         if parts == 1 {
             let per_chunk = (CHUNK / (points / cut.groups).max(1)).max(1);
@@ -185,7 +294,7 @@ impl Loop {
                 let mut machine = Machine::new(bound, reduction.along, self.scratch(launch, worker));
                 let (at, tile) = run.start(&mut machine, group);
                 machine.folded(0, &tile);
-                run.pass(&mut machine, 0, at, &tile, part * cut.tiles / parts..(part + 1) * cut.tiles / parts);
+                run.pass(&mut machine, 0, at, &tile, (group, part), part * cut.tiles / parts..(part + 1) * cut.tiles / parts);
                 machine.exchange(0, &tile, partial(group, part), WIDE, true);
             }
         };
@@ -221,6 +330,7 @@ struct Run<'a> {
     cut: &'a Cut,
     along: Along,
     code: &'a TileCode,
+    carry: Option<Carry>,
 }
 
 impl Run<'_> {
@@ -254,7 +364,7 @@ impl Run<'_> {
             for (level, full) in self.code.levels().enumerate() {
                 machine.folded(level, &tile);
                 if full {
-                    self.pass(machine, level, at, &tile, 0..self.cut.tiles);
+                    self.pass(machine, level, at, &tile, (group, 0), 0..self.cut.tiles);
                     machine.publish(level, &tile);
                 }
             }
@@ -262,15 +372,83 @@ impl Run<'_> {
         }
     }
 
-    /// One pass over some tiles of the group at `at`, and the end of its folds. The machine is left on the group.
+    /// One pass over some tiles of the group at `at`, and the end of its folds; of a batch in slices, all of which have been
+    /// folded, only that. The machine is left on the group.
     ///
     /// # Safety
     /// As [`Run::group`].
-    unsafe fn pass(&self, machine: &mut Machine, level: usize, mut at: [usize; AXES], group: &Tile, tiles: std::ops::Range<usize>) {
+    unsafe fn pass(
+        &self,
+        machine: &mut Machine,
+        level: usize,
+        at: [usize; AXES],
+        tile: &Tile,
+        (group, part): (usize, usize),
+        tiles: Range<usize>,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(carry) = &self.carry {
+                machine.carry(level, tile, self.sums(carry, group, part), self.cut.lanes(self.along), false);
+                machine.finish(level, tile);
+                return;
+            }
+            machine.clear(level, tile);
+            self.tiles(machine, level, at, tiles);
+            machine.finish(level, tile);
+            self.home(machine, at);
+        }
+    }
+
+    /// Puts the machine back on the group at `at` after some of its tiles.
+    fn home(&self, machine: &mut Machine, mut at: [usize; AXES]) {
+        let axes = self.bound.dims().len();
+        if self.cut.tiles > 1 {
+            at[self.cut.reduced..axes].fill(0);
+            machine.seek(&at[..axes], Some(self.cut.row), Some(self.cut.col));
+        }
+    }
+
+    /// The accumulators of a part of a group between slices.
+    fn sums(&self, carry: &Carry, group: usize, part: usize) -> *mut u32 {
+        carry.sums.wrapping_add((group * carry.parts + part) * carry.folds * self.cut.lanes(self.along))
+    }
+
+    /// Folds what a slice has of a part of a group.
+    ///
+    /// # Safety
+    /// As [`Run::group`], and for the part's sums.
+    unsafe fn go_on(&self, machine: &mut Machine, carry: &Carry, group: usize, part: usize) {
+        let (tiles, lanes, sums) = (self.cut.tiles, self.cut.lanes(self.along), self.sums(carry, group, part));
+        let before = |example| self.cut.tiles_before(example, carry.whole, self.bound);
+        let from = before(carry.examples.start).max(part * tiles / carry.parts);
+        let to = before(carry.examples.end).min((part + 1) * tiles / carry.parts);
+        let first = carry.examples.start == 0;
+        if from >= to && !first {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (at, tile) = self.start(machine, group);
+            machine.folded(0, &tile);
+            if first {
+                machine.clear(0, &tile);
+            } else {
+                machine.carry(0, &tile, sums, lanes, false);
+            }
+            self.tiles(machine, 0, at, from..to);
+            machine.carry(0, &tile, sums, lanes, true);
+        }
+    }
+
+    /// Folds some tiles of the group at `at` into the accumulators of a level.
+    ///
+    /// # Safety
+    /// As [`Run::group`].
+    unsafe fn tiles(&self, machine: &mut Machine, level: usize, mut at: [usize; AXES], tiles: Range<usize>) {
         let (cut, dims) = (self.cut, self.bound.dims());
         // SAFETY: the caller's promise; tiles lie inside the space.
         unsafe {
-            machine.clear(level, group);
             for index in tiles {
                 let first = index % cut.tiles_across * cut.tile_len;
                 let outer = index / cut.tiles_across;
@@ -292,11 +470,6 @@ impl Run<'_> {
                 let tile = self.tile(kept, cut.tile_len.min(len - first)).folding(outer * len + first, kept_at);
                 machine.full(level, &tile);
                 machine.store_full(level, &tile);
-            }
-            machine.finish(level, group);
-            if cut.tiles > 1 {
-                at[cut.reduced..dims.len()].fill(0);
-                machine.seek(&at[..dims.len()], Some(cut.row), Some(cut.col));
             }
         }
     }

@@ -107,7 +107,8 @@ impl Pool2d {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         let Body::Pool2d(pool) = &spec.body else { return Err(SpecError("not a pooling".into())) };
         let common = Common::new(spec, &pool.window, bound, config)?;
-        let types = if matches!(pool.kind, PoolKind::Avg { .. }) { &[DType::F32][..] } else { &DType::ALL };
+        let types =
+            if matches!(pool.kind, PoolKind::Avg { .. }) { &[DType::F32][..] } else { &[DType::F32, DType::I32, DType::U8, DType::Bool] };
         check_operand("the image", &pool.x, 4, types)?;
         if let Some(arg) = &pool.arg {
             if pool.kind != PoolKind::Max {
@@ -145,6 +146,7 @@ impl Pool2d {
                     DType::F32 => job.tile::<f32>(common.isa, &tile, acc, positions),
                     DType::I32 => job.tile::<i32>(common.isa, &tile, acc, positions),
                     DType::U8 | DType::Bool => job.tile::<u8>(common.isa, &tile, acc, positions),
+                    DType::F16 | DType::BF16 => unreachable!("refused by new"),
                 }
                 let values = if pool.kind == PoolKind::ArgMax { positions } else { acc };
                 tiling.finish(&code, &tile, values.cast(), positions.wrapping_add(common.array_bytes()));

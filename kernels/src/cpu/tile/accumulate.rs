@@ -109,6 +109,20 @@ impl Machine<'_> {
         }
     }
 
+    /// Copies the accumulators of a level, not finished yet, out to `sums`, or back in: `stride` lanes for each fold.
+    ///
+    /// # Safety
+    /// As [`Machine::full`]; `sums` must hold that many lanes, as many as the accumulators of a tile at least.
+    pub unsafe fn carry(&self, level: usize, tile: &Tile, sums: *mut u32, stride: usize, out: bool) {
+        let lanes = if self.along == Along::Columns { tile.rows * VECTOR } else { tile.pad };
+        for (at, (k, _)) in self.folds(level).enumerate() {
+            let (acc, sums) = (self.fold_call(k).acc, sums.wrapping_add(at * stride));
+            let (from, to) = if out { (acc, sums) } else { (sums, acc) };
+            // SAFETY: the accumulators hold a tile; the caller's promise for the other side.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, lanes) };
+        }
+    }
+
     /// Folds what [`Machine::exchange`] copied out to `from` into what it copied out to `into`.
     ///
     /// # Safety

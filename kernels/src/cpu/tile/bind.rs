@@ -4,8 +4,10 @@ use smallvec::SmallVec;
 
 use super::exec::{Along, Machine, Tile};
 use super::{AXES, MAX_WALKS, TILE, TileCode, VECTOR};
-use crate::cpu::Launch;
-use crate::spec::Spec;
+use crate::cpu::{Launch, Team};
+use crate::size::Env;
+use crate::slice::Part;
+use crate::spec::{Dims, Spec};
 
 /// How one operand or index is walked in one launch.
 #[derive(Clone, Copy)]
@@ -45,6 +47,14 @@ impl<'a> Bound<'a> {
         Bound { code, walks: SmallVec::new(), aliased: 0, axes: 0, dims: [1; AXES], inner_axis: 0 }
     }
 
+    /// Resolved for the sizes and strides alone.
+    pub fn sizes(code: &'a TileCode, spec: &Spec, env: &Env, order: &[usize]) -> Bound<'a> {
+        let args: SmallVec<[*mut u8; MAX_WALKS]> = SmallVec::from_elem(std::ptr::null_mut(), spec.operands.len());
+        let mut bound = Bound::new(code);
+        bound.resolve(spec, &Launch { args: &args, workspace: std::ptr::null_mut(), env, team: &Team::new(1), part: None }, order);
+        bound
+    }
+
     /// Resolves a launch over the axes of the spec in the given order. (A method on what stays in place: there is much of it.)
     pub fn resolve(&mut self, spec: &Spec, launch: &Launch, order: &[usize]) {
         self.axes = order.len();
@@ -61,6 +71,9 @@ impl<'a> Bound<'a> {
             }
             self.walks.push(walk);
         }
+        if let Some(part) = launch.part {
+            self.shift(spec, part);
+        }
         // A folded value is stored once per point of the kept axes, whatever its operand says of the others.
         let kept = spec.dims.len() - spec.reduced;
         for store in &self.code.program.folded_stores {
@@ -74,6 +87,21 @@ impl<'a> Bound<'a> {
             }
         }
         self.find_inner();
+    }
+
+    /// A slice's operands hold its own examples. What sums over the batch counts examples through the whole, so operands
+    /// begin before their first byte; all else counts its own, so indices begin with those before it.
+    fn shift(&mut self, spec: &Spec, part: &Part) {
+        let first = part.first(spec.dims.len());
+        let by = |strides: &Dims| strides.iter().zip(&first).map(|(s, n)| s.at(part.whole) as isize * n).sum::<isize>();
+        let folded = |k: usize| self.code.program.folded_stores.iter().any(|store| usize::from(store.walk) == k);
+        let (folds, operands) = (part.slicing.folds, spec.operands.iter().map(|o| &o.strides));
+        let moves: SmallVec<[isize; MAX_WALKS]> = operands
+            .enumerate()
+            .map(|(k, strides)| if folds && !folded(k) { -by(strides) } else { 0 })
+            .chain(spec.indices.iter().map(|strides| if folds { 0 } else { by(strides) }))
+            .collect();
+        self.walks.iter_mut().zip(moves).for_each(|(walk, by)| walk.offset += by);
     }
 
     /// Sizes of the axes.

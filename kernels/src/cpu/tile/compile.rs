@@ -104,18 +104,8 @@ pub(super) struct Program {
     pub spare: usize,
 }
 
-/// What an instruction computes from.
-pub(super) fn arguments(inst: &Inst) -> SmallVec<[ValueId; 3]> {
-    match inst {
-        Inst::Load(_) | Inst::Acc | Inst::Const(_) | Inst::Index(_) => SmallVec::new(),
-        Inst::Uniform { index, .. } => SmallVec::from_slice(&[*index]),
-        Inst::Op(op, args) => SmallVec::from_slice(&args[..op.arity()]),
-        Inst::Cast(a, _) | Inst::Reduce(_, a) => SmallVec::from_slice(&[*a]),
-    }
-}
-
-/// Checks everything about `code` that does not depend on sizes.
-pub(super) fn validate(spec: &Spec) -> Result<Vec<Lane>, SpecError> {
+/// Checks everything about `code` that does not depend on sizes. Returns the lane of every value.
+pub fn validate(spec: &Spec) -> Result<Vec<Lane>, SpecError> {
     let fail = |what: String| Err(SpecError(what));
     let axes = spec.dims.len();
     if axes > MAX_AXES || spec.operands.len() + spec.indices.len() > MAX_WALKS {
@@ -129,7 +119,7 @@ pub(super) fn validate(spec: &Spec) -> Result<Vec<Lane>, SpecError> {
     }
     let operand = |k: u16| usize::from(k) < spec.operands.len();
     for (i, inst) in spec.code.iter().enumerate() {
-        if arguments(inst).iter().any(|&a| usize::from(a) >= i) {
+        if inst.arguments().iter().any(|&a| usize::from(a) >= i) {
             return fail(format!("value {i} uses a later value"));
         }
         let known = match inst {
@@ -186,7 +176,7 @@ impl Analysis {
         let n = spec.code.len();
         let mut level = vec![0; n];
         for (i, inst) in spec.code.iter().enumerate() {
-            let deepest = arguments(inst).iter().map(|&a| level[usize::from(a)]).max().unwrap_or(0);
+            let deepest = inst.arguments().iter().map(|&a| level[usize::from(a)]).max().unwrap_or(0);
             level[i] = deepest + usize::from(matches!(inst, Inst::Reduce(..)));
         }
         let mut needed = vec![false; n];
@@ -195,7 +185,7 @@ impl Analysis {
         }
         for i in (0..n).rev() {
             if needed[i] {
-                arguments(&spec.code[i]).iter().for_each(|&a| needed[usize::from(a)] = true);
+                spec.code[i].arguments().iter().for_each(|&a| needed[usize::from(a)] = true);
             }
         }
         let folded = spec.folded();
@@ -203,7 +193,7 @@ impl Analysis {
         let mut last_level = level.clone();
         for (i, inst) in spec.code.iter().enumerate().filter(|&(i, _)| needed[i]) {
             let used_at = level[i] - usize::from(matches!(inst, Inst::Reduce(..)));
-            for a in arguments(inst) {
+            for a in inst.arguments() {
                 let last = &mut last_level[usize::from(a)];
                 *last = (*last).max(used_at);
             }
@@ -220,7 +210,7 @@ impl Analysis {
     /// Finds operations that can be computed together with an argument that nobody else uses.
     fn pair_up(&mut self, spec: &Spec) {
         let mut uses = vec![0; spec.code.len()];
-        let used = (0..spec.code.len()).filter(|&i| self.needed[i]).flat_map(|i| arguments(&spec.code[i]));
+        let used = (0..spec.code.len()).filter(|&i| self.needed[i]).flat_map(|i| spec.code[i].arguments());
         for v in used.chain(spec.stores.iter().map(|s| s.value)) {
             uses[usize::from(v)] += 1;
         }
@@ -239,10 +229,10 @@ impl Analysis {
 
     /// What step `i` computes from: of a pair, the arguments of both.
     fn arguments(&self, spec: &Spec, i: usize) -> SmallVec<[ValueId; 3]> {
-        let mut args = arguments(&spec.code[i]);
+        let mut args = spec.code[i].arguments();
         if let Some(k) = self.pairs[i] {
             let inner = args.remove(k);
-            args.insert_many(0, arguments(&spec.code[usize::from(inner)]));
+            args.insert_many(0, spec.code[usize::from(inner)].arguments());
         }
         args
     }

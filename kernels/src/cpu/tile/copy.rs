@@ -1,5 +1,7 @@
 //! Between memory and registers: widening, narrowing, gathering strided elements.
 
+use half::{bf16, f16};
+
 use super::ops::View;
 use crate::dtype::{DType, Lane};
 use crate::scalar::{CastTo, Word};
@@ -30,6 +32,16 @@ impl Stored for u8 {
         u32::from(self)
     }
 }
+impl Stored for f16 {
+    fn widen(self) -> u32 {
+        self.to_f32().to_bits()
+    }
+}
+impl Stored for bf16 {
+    fn widen(self) -> u32 {
+        self.to_f32().to_bits()
+    }
+}
 /// A stored truth value: whatever the byte, the lane is 0 or 1.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -55,6 +67,8 @@ pub(super) unsafe fn load(block: &Block, dst: *mut u32, dst_rs: usize) {
                 }
             }
             DType::F32 | DType::I32 => gather::<u32>(block, dst, dst_rs),
+            DType::F16 => gather::<f16>(block, dst, dst_rs),
+            DType::BF16 => gather::<bf16>(block, dst, dst_rs),
             DType::U8 => gather::<u8>(block, dst, dst_rs),
             DType::Bool => gather::<Truth>(block, dst, dst_rs),
         }
@@ -103,6 +117,10 @@ pub(super) unsafe fn store(view: View, lane: Lane, block: &Block) {
     unsafe {
         match (lane, block.dtype) {
             (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32) => scatter(view, block, |x: u32| x),
+            (Lane::F32, DType::F16) => scatter(view, block, |x| f16::from_f32(f32::of(x))),
+            (Lane::F32, DType::BF16) => scatter(view, block, |x| bf16::from_f32(f32::of(x))),
+            (Lane::I32 | Lane::Bool, DType::F16) => scatter(view, block, |x| f16::from_f32(CastTo::<f32>::cast_to(i32::of(x)))),
+            (Lane::I32 | Lane::Bool, DType::BF16) => scatter(view, block, |x| bf16::from_f32(CastTo::<f32>::cast_to(i32::of(x)))),
             (Lane::F32, DType::I32) => scatter(view, block, |x| CastTo::<i32>::cast_to(f32::of(x))),
             // Saturating, as `as` is; NaN gives 0.
             (Lane::F32, DType::U8) => scatter(view, block, |x| f32::of(x) as u8),

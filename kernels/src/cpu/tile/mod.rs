@@ -16,6 +16,7 @@ mod ops;
 mod tests;
 
 pub(crate) use bind::Bound;
+pub use compile::validate;
 pub(crate) use exec::{Along, Machine, Tile};
 
 use super::{Config, Launch, SpecError};
@@ -96,6 +97,12 @@ impl TileCode {
     /// Values that are kept from one pass over a row to the next.
     pub fn kept_values(&self) -> usize {
         self.program.crossing
+    }
+
+    /// Whether all reductions fold values, without positions, and none needs the result of another.
+    pub fn folds_alone(&self) -> bool {
+        let first = self.program.levels.first().map_or(0, |level| level.folds.len());
+        first == self.program.folds.len() && self.program.folds.iter().all(|f| f.code.words == 1)
     }
 
     /// Words of the accumulators of all reductions, per point.

@@ -99,7 +99,7 @@ fn blocks_match_points() {
             let args: Vec<*mut u8> = arrays.iter_mut().map(|a| a.as_mut_ptr().cast()).collect();
             let code = TileCode::new(&spec, &Config { threads: 1, isa }).expect("valid");
             let team = Team::new(1);
-            let launch = Launch { args: &args, workspace: std::ptr::null_mut(), env: &env, team: &team };
+            let launch = Launch { args: &args, workspace: std::ptr::null_mut(), env: &env, team: &team, part: None };
             let mut scratch = vec![[u64::MAX; 8]; code.scratch_bytes() / 64 + 1];
             let scratch = scratch.as_mut_ptr().cast::<u8>();
             let from = if in_place { args[2].cast::<u32>().wrapping_add(at(out, 0, 0)) } else { acc.as_mut_ptr().cast() };

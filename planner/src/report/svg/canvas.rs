@@ -22,7 +22,7 @@ text{font-family:ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;font-s
 .red{fill:#cf222e}.b:hover{stroke:#000;stroke-width:1.5}";
 
 /// A fill and an outline.
-pub(super) type Colours = (&'static str, &'static str);
+pub(in crate::report) type Colours = (&'static str, &'static str);
 
 /// The plot: pixels per step and per byte.
 pub(super) struct Canvas {
@@ -178,7 +178,7 @@ fn fitted(text: &str, width: f64, size: f64) -> Option<String> {
 }
 
 /// Text as XML content or attribute; characters that XML cannot hold become U+FFFD.
-pub(super) fn escaped(text: &str) -> String {
+pub(in crate::report) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -6,11 +6,12 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use slabwise::{Error, Result};
-use slabwise_planner::remat_graph::RematGraph;
+use slabwise_planner::csv;
+use slabwise_planner::remat_graph::{RematGraph, TEXT_MAX};
 
 /// The graph in a file, or what is wrong with it: that is wrong usage.
 pub fn read(path: &Path) -> std::result::Result<RematGraph, String> {
-    let content = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let content = csv::read_packed(path, TEXT_MAX).map_err(|error| error.to_string())?;
     RematGraph::read(&content).map_err(|error| format!("{}: {error}", path.display()))
 }
 

@@ -7,6 +7,7 @@
 mod arguments;
 mod bench;
 mod compare;
+mod diff;
 mod frontier;
 mod graph_file;
 mod info;
@@ -31,7 +32,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Plan the training step of a built-in model and show what it needs; nothing is run
+    /// Plan the training step of a built-in model and show what it needs; nothing is run but for --html
     Plan(plan::Args),
     /// Measure peak memory and time of planned against dynamic allocation
     Compare(compare::Args),
@@ -45,6 +46,8 @@ enum Command {
     Remat(remat::Args),
     /// Replay a trace of allocations through a pool's policies
     Replay(replay::Args),
+    /// Compare two plans that `slabwise plan --json` has written: what made the second one grow
+    Diff(diff::Args),
     /// Show versions, instruction sets, threads and the settings read
     Info,
 }
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Order(args) => order::run(&args),
         Command::Remat(args) => remat::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Info => info::run().map(success),
     };
     match done {

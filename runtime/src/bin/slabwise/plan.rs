@@ -1,10 +1,12 @@
 //! `slabwise plan`: what a training step needs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
+use slabwise::diff::PlanFile;
+use slabwise::memory::export::{ExportError, Ledger, heap_profile, snapshot_json, snapshot_pickle, trace_events_json};
 use slabwise::models::{Model, OptimizerKind};
-use slabwise::{Budget, Device, Offload, Params, Result, Session};
+use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Plan, Result, Run, Session};
 
 use crate::frontier;
 use crate::output::line;
@@ -32,6 +34,22 @@ pub struct Args {
     /// Write the plan, or with --frontier the budgets, as a picture
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+    /// Write the plan as a page to look around in, over which what a step was seen to use is drawn: one is run, if there is
+    /// memory for it
+    #[arg(long, value_name = "FILE", conflicts_with = "frontier")]
+    html: Option<PathBuf>,
+    /// With --html: run nothing, show the plan alone
+    #[arg(long, requires = "html")]
+    no_run: bool,
+    /// Run a step and write what the slab held, as a memory snapshot of PyTorch: JSON if the name ends in .json, else a pickle
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["frontier", "no_run"])]
+    snapshot: Option<PathBuf>,
+    /// Run a step and write its kernels, buffers and live bytes for Perfetto (JSON)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["frontier", "no_run"])]
+    perfetto: Option<PathBuf>,
+    /// Run a step and write who held the slab's bytes at the peak, as a heap profile of pprof
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["frontier", "no_run"])]
+    pprof: Option<PathBuf>,
     /// What smaller slabs cost in time: plans for ten budgets, and what they compute again
     #[arg(long, conflicts_with_all = ["budget", "kernels"])]
     frontier: bool,
@@ -54,6 +72,16 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(path) = &args.svg {
         plan.write_svg(path)?;
     }
+    let exports = [&args.snapshot, &args.perfetto, &args.pprof].iter().any(|path| path.is_some());
+    if args.html.is_some() || exports {
+        let ran = if args.no_run { Err("it was asked not to be".into()) } else { one_step(args, &plan) };
+        if let Some(path) = &args.html {
+            save(path, plan.html(ran.as_ref().map(|ran| &ran.run).map_err(String::as_str)).as_bytes())?;
+        }
+        if exports {
+            export(args, &ran.map_err(|why| Error::Value(format!("a step cannot be run: {why}")))?)?;
+        }
+    }
     if !args.json {
         line(format_args!("{} · batch {}", args.model, args.batch))?;
         line(&plan)?;
@@ -65,6 +93,7 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let persistent = plan.persistent();
+    let PlanFile { peak, buffers, .. } = PlanFile::of(&plan);
     let mut report = json!({
         "model": args.model.name(),
         "batch": args.batch,
@@ -75,6 +104,8 @@ pub fn run(args: &Args) -> Result<()> {
         "host_bytes": plan.host_bytes(),
         "kernels": plan.kernels(),
         "compile_s": plan.compile_seconds(),
+        "peak": peak,
+        "buffers": buffers,
     });
     if args.offload.is_some() {
         let sent = plan.again().sent.iter().map(|sent| {
@@ -95,4 +126,64 @@ pub fn run(args: &Args) -> Result<()> {
         report["kernel_names"] = plan.steps().collect();
     }
     line(report)
+}
+
+/// A step that was run.
+struct Ran {
+    run: Run,
+    /// What the slab held at the peak, and in the whole step.
+    peak: Ledger,
+    whole: Ledger,
+}
+
+/// What a step was seen to use, or why none was run.
+fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
+    let batch = args.model.batch_bytes(args.batch as usize);
+    let needed = [plan.slab_bytes(), plan.persistent().weights, plan.persistent().state, batch].into_iter().fold(0, u64::saturating_add);
+    if let Some(free) = available_bytes().filter(|free| *free < needed) {
+        return Err(format!("a step needs {}, of which {} are available", Bytes(needed), Bytes(free)));
+    }
+    let run = || {
+        let params = Params::seeded(0);
+        let network = args.model.build(&params);
+        let mut session = Session::new(args.device, params)?.with_budget(args.budget);
+        let program = network.training(&mut session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
+        let (examples, labels) = args.model.batch(args.batch as usize, 1);
+        let run = session.record(&program, (&examples, &labels))?;
+        let peak = slabwise_planner::peak(program.plan().dag(), program.plan().offsets()).0;
+        let (peak, whole) = (program.ledger(&run, peak), program.ledger(&run, run.steps.len()));
+        Ok(Ran { run, peak, whole })
+    };
+    run().map_err(|error: Error| error.to_string())
+}
+
+/// Writes the files that are asked for.
+fn export(args: &Args, ran: &Ran) -> Result<()> {
+    let internal = |e: ExportError| Error::Internal(e.to_string());
+    if let Some(path) = &args.snapshot {
+        let json = path.extension().is_some_and(|extension| extension == "json");
+        let whole = ran.whole.clone();
+        let bytes = if json { snapshot_json(whole).map(String::into_bytes) } else { snapshot_pickle(whole) };
+        save(path, &bytes.map_err(internal)?)?;
+    }
+    if let Some(path) = &args.perfetto {
+        save(path, trace_events_json(ran.whole.clone()).as_bytes())?;
+    }
+    if let Some(path) = &args.pprof {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let bytes = heap_profile(ran.peak.clone(), now).map_err(|source| Error::Io { path: path.clone(), source })?;
+        save(path, &bytes)?;
+    }
+    Ok(())
+}
+
+fn save(path: &Path, bytes: &[u8]) -> Result<()> {
+    std::fs::write(path, bytes).map_err(|source| Error::Io { path: path.into(), source })
+}
+
+/// Bytes that can be allocated without taking them from others, where the system tells it.
+fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib: u64 = text.lines().find_map(|l| l.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse().ok())?;
+    kib.checked_mul(1024)
 }

@@ -1,15 +1,19 @@
-//! What a pool holds and did, in the formats that others' viewers open: PyTorch's memory snapshot, pprof's heap profile,
-//! the Chrome and Perfetto trace. The blocks are those of now; events are those that [`Pool::record`] kept.
+//! What memory holds and what happened to it, in the formats that others' viewers open: PyTorch's memory snapshot, pprof's
+//! heap profile, the Chrome and Perfetto trace. They are written from a [`Ledger`], which a pool has (its blocks of now, and the
+//! events that [`Pool::record`] kept) and a run in a planned slab as well ([`Ledger::of_slab`]).
 
 mod perfetto;
 mod pprof;
+mod slab;
 mod snapshot;
 
 use std::collections::BTreeMap;
 
 use slabwise_kernels::memory::Region;
 
+use super::TagId;
 use super::block::{Block, State};
+use super::config::Policy;
 use super::journal::Event;
 use super::pool::Pool;
 use super::source::Stream;
@@ -17,9 +21,38 @@ use super::tags::Tag;
 
 pub use perfetto::trace_events_json;
 pub use pprof::heap_profile;
+pub use slab::{Kernel, Life};
 pub use snapshot::{ExportError, snapshot_json, snapshot_pickle};
 
+/// What memory holds and what happened to it, to be written down.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    /// Who manages it.
+    manager: String,
+    /// Whether its memory is one range that grows.
+    expandable: bool,
+    segments: Vec<Segment>,
+    events: Vec<Event>,
+    tags: Vec<Tag>,
+    kernels: Vec<Kernel>,
+}
+
+impl Ledger {
+    fn tag(&self, id: TagId) -> &Tag {
+        self.tags.get(id.0 as usize).unwrap_or(&self.tags[0])
+    }
+}
+
+impl From<&Pool> for Ledger {
+    fn from(pool: &Pool) -> Ledger {
+        let policy = pool.policy();
+        let (manager, expandable) = (policy.name().to_string(), policy == Policy::Vmm);
+        Ledger { manager, expandable, segments: segments(pool), events: pool.events(), tags: pool.tags(), kernels: Vec::new() }
+    }
+}
+
 /// A stretch of memory that was taken from the driver, and its blocks by address.
+#[derive(Clone, Debug)]
 struct Segment {
     region: Region,
     stream: Stream,
@@ -27,6 +60,7 @@ struct Segment {
 }
 
 /// A block in use, or a free one.
+#[derive(Clone, Debug)]
 struct Piece {
     region: Region,
     /// Bytes asked for; `None` of a free block.

@@ -1,24 +1,32 @@
-//! The trace format of Chrome, which Perfetto opens: lifetimes of blocks, counters, failures.
+//! The trace format of Chrome, which Perfetto opens: kernels, lifetimes of blocks, counters, failures.
 
 use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
 use super::super::journal::Action;
-use super::super::pool::Pool;
+use super::Ledger;
 
 /// The events that were kept as `{"traceEvents": […]}`: a span for each block (`b` and `e` with the number of the allocation
-/// as id), counters of the bytes in use and reserved, instants where requests failed. Times are microseconds.
-pub fn trace_events_json(pool: &Pool) -> String {
-    let events = pool.events();
+/// as id) and each kernel (`X`), counters of the bytes in use and reserved, instants where requests failed. Times are
+/// microseconds.
+pub fn trace_events_json(memory: impl Into<Ledger>) -> String {
+    let memory = memory.into();
     let mut rows = vec![
         json!({"ph": "M", "pid": 1, "tid": 0, "name": "process_name", "args": {"name": "slabwise"}}),
-        json!({"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": format!("pool {}", pool.policy())}}),
+        json!({"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": format!("memory: {}", memory.manager)}}),
     ];
+    if !memory.kernels.is_empty() {
+        rows.push(json!({"ph": "M", "pid": 1, "tid": 2, "name": "thread_name", "args": {"name": "kernels"}}));
+    }
+    let us = |ns: u64| ns as f64 / 1000.0;
+    let kernel =
+        |k: &super::Kernel| json!({"ph": "X", "pid": 1, "tid": 2, "cat": "kernel", "name": k.name, "ts": us(k.start_ns), "dur": us(k.ns)});
+    rows.extend(memory.kernels.iter().map(kernel));
     let mut open = HashSet::new();
-    for event in &events {
-        let tag = pool.tag_of(event.tag);
-        let ts = event.time_ns as f64 / 1000.0;
+    for event in &memory.events {
+        let tag = memory.tag(event.tag);
+        let ts = us(event.time_ns);
         let row = |ph: &str, name: &str| json!({"ph": ph, "pid": 1, "tid": 1, "ts": ts, "name": name, "cat": "memory"});
         let span = |ph: &str| {
             let mut span = row(ph, &tag.name);

@@ -9,9 +9,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
 
-use super::super::pool::Pool;
 use super::super::tags::Tag;
-use super::segments;
+use super::Ledger;
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Profile {
@@ -121,10 +120,11 @@ impl Builder {
 ///
 /// # Errors
 /// Never, in memory; what the compressor says.
-pub fn heap_profile(pool: &Pool, time: Duration) -> std::io::Result<Vec<u8>> {
+pub fn heap_profile(memory: impl Into<Ledger>, time: Duration) -> std::io::Result<Vec<u8>> {
+    let Ledger { manager, segments, .. } = memory.into();
     let mut held: Vec<(Tag, i64, i64)> = Vec::new();
     let mut known: HashMap<Tag, usize> = HashMap::new();
-    for piece in segments(pool).into_iter().flat_map(|s| s.blocks).filter(|piece| piece.requested.is_some()) {
+    for piece in segments.into_iter().flat_map(|s| s.blocks).filter(|piece| piece.requested.is_some()) {
         let at = *known.entry(piece.tag.clone()).or_insert_with(|| {
             held.push((piece.tag, 0, 0));
             held.len() - 1
@@ -138,7 +138,7 @@ pub fn heap_profile(pool: &Pool, time: Duration) -> std::io::Result<Vec<u8>> {
     b.profile.sample_type = vec![ValueType { kind: allocations, unit: count }, ValueType { kind: space, unit: bytes }];
     (b.profile.period_type, b.profile.default_sample_type) = (Some(ValueType { kind: space, unit: bytes }), space);
     b.profile.time_nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
-    let policy = b.text(&format!("pool policy {}", pool.policy()));
+    let policy = b.text(&format!("memory managed by {manager}"));
     b.profile.comment = vec![policy];
     for (tag, count, bytes) in held {
         let (file, line) = tag.location.map_or(("", 0), |at| (at.file(), at.line()));

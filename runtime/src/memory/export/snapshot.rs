@@ -2,11 +2,9 @@
 
 use serde::Serialize;
 
-use super::super::config::Policy;
 use super::super::journal::{Action, Event};
-use super::super::pool::Pool;
 use super::super::tags::Tag;
-use super::{Addresses, Segment, segments};
+use super::{Addresses, Ledger, Segment};
 
 /// A snapshot could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +21,7 @@ struct Snapshot {
 
 #[derive(Serialize)]
 struct Settings {
-    backend: &'static str,
+    backend: String,
 }
 
 #[derive(Serialize)]
@@ -75,10 +73,9 @@ fn frames(tag: &Tag) -> Vec<Frame> {
     names.map(|name| Frame { name: name.to_string(), filename: filename.clone(), line }).collect()
 }
 
-fn snapshot(pool: &Pool) -> Snapshot {
-    let (segments, events) = (segments(pool), pool.events());
-    let addresses = Addresses::new(&segments, &events);
-    let expandable = pool.policy() == Policy::Vmm;
+fn snapshot(memory: &Ledger) -> Snapshot {
+    let Ledger { segments, events, expandable, .. } = memory;
+    let addresses = Addresses::new(segments, events);
     let row = |s: &Segment| {
         let in_use = || s.blocks.iter().filter(|b| b.requested.is_some());
         let allocated = in_use().map(|b| b.region.bytes).sum();
@@ -99,7 +96,7 @@ fn snapshot(pool: &Pool) -> Snapshot {
             stream: s.stream.0,
             segment_type: if s.region.bytes > 2 << 20 { "large" } else { "small" },
             segment_pool_id: (0, 0),
-            is_expandable: expandable,
+            is_expandable: *expandable,
             frames: Vec::new(),
             blocks: blocks.collect(),
         }
@@ -110,7 +107,7 @@ fn snapshot(pool: &Pool) -> Snapshot {
         size: e.region.bytes,
         stream: e.stream.0,
         time_us: e.time_ns / 1000,
-        frames: frames(&pool.tag_of(e.tag)),
+        frames: frames(memory.tag(e.tag)),
     };
     // A move is a free and an allocation: the format knows nothing else.
     let actions = |action| -> &'static [&'static str] {
@@ -126,23 +123,23 @@ fn snapshot(pool: &Pool) -> Snapshot {
     Snapshot {
         segments: segments.iter().map(row).collect(),
         device_traces: vec![trace],
-        allocator_settings: Settings { backend: pool.policy().name() },
+        allocator_settings: Settings { backend: memory.manager.clone() },
         external_annotations: Vec::new(),
     }
 }
 
-/// The pool as PyTorch's `torch.cuda.memory._snapshot()` would be in JSON.
+/// Memory as PyTorch's `torch.cuda.memory._snapshot()` would be in JSON.
 ///
 /// # Errors
-/// Never of a pool that is sound; what the writer of JSON says.
-pub fn snapshot_json(pool: &Pool) -> Result<String, ExportError> {
-    serde_json::to_string(&snapshot(pool)).map_err(|e| ExportError(e.to_string()))
+/// Never of memory that is sound; what the writer of JSON says.
+pub fn snapshot_json(memory: impl Into<Ledger>) -> Result<String, ExportError> {
+    serde_json::to_string(&snapshot(&memory.into())).map_err(|e| ExportError(e.to_string()))
 }
 
-/// The pool as a file that PyTorch's `torch.cuda.memory._dump_snapshot()` would write.
+/// Memory as a file that PyTorch's `torch.cuda.memory._dump_snapshot()` would write.
 ///
 /// # Errors
-/// Never of a pool that is sound; what the writer of pickles says.
-pub fn snapshot_pickle(pool: &Pool) -> Result<Vec<u8>, ExportError> {
-    serde_pickle::to_vec(&snapshot(pool), serde_pickle::SerOptions::new()).map_err(|e| ExportError(e.to_string()))
+/// Never of memory that is sound; what the writer of pickles says.
+pub fn snapshot_pickle(memory: impl Into<Ledger>) -> Result<Vec<u8>, ExportError> {
+    serde_pickle::to_vec(&snapshot(&memory.into()), serde_pickle::SerOptions::new()).map_err(|e| ExportError(e.to_string()))
 }

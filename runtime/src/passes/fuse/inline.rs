@@ -32,8 +32,8 @@ pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<
             }
         }
     }
-    for output in &graph.outputs {
-        inline[output.at()] = false;
+    for pinned in graph.outputs.iter().chain(&graph.kept) {
+        inline[pinned.at()] = false;
     }
     inline
 }
@@ -55,13 +55,13 @@ pub(super) fn recomputed(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[
             let op = &graph.node(user).op;
             edges[user.at()][k].axes.is_none() || !(op.is_pointwise() || matches!(op, Op::Reduce(..) | Op::Assign(_)))
         };
-        !is_computed(&graph.node(id).op) || graph.outputs.contains(&id) || users[id.at()].iter().any(needed)
+        !is_computed(&graph.node(id).op) || graph.is_pinned(id) || users[id.at()].iter().any(needed)
     };
     // Of what can be made of tensors in memory: how many operations that takes.
     let mut work: Vec<Option<u32>> = vec![None; graph.nodes.len()];
     for id in graph.ids() {
         let node = graph.node(id);
-        let pointwise = matches!(node.op, Op::Scalar(_) | Op::Cast(_)) && !inline[id.at()] && !graph.outputs.contains(&id);
+        let pointwise = matches!(node.op, Op::Scalar(_) | Op::Cast(_)) && !inline[id.at()] && !graph.is_pinned(id);
         let looped = |&(user, k): &(NodeId, usize)| {
             let op = &graph.node(user).op;
             (op.is_pointwise() || matches!(op, Op::Reduce(..))) && edges[user.at()][k].axes.is_some()

@@ -24,19 +24,17 @@ fn exact_reciprocal(value: Option<Value>) -> Option<f32> {
 }
 
 /// A simpler node for an elementwise operation.
-pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Option<NodeId> {
+pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dims: &Dims) -> Option<NodeId> {
     use ScalarOp as S;
     let x = inputs[0];
     let y = inputs.get(1).copied().unwrap_or(x);
     let (cx, cy) = (b.known(x), b.known(y));
     // The operand of `id`, if `id` is this operation.
     let under = |b: &Builder, id: NodeId, op: S| (*b.op(id) == Op::Scalar(op)).then(|| b.operand(id));
-    // An operand in place of the result; bytes compute as integers.
-    let keep = |b: &mut Builder, id: NodeId| Some(b.cast(id, dtype));
     match op {
         // x + 0 = x, but for −0 + 0 = 0.
-        S::Add if is(cy, 0) => keep(b, x),
-        S::Add if is(cx, 0) => keep(b, y),
+        S::Add if is(cy, 0) => Some(x),
+        S::Add if is(cx, 0) => Some(y),
         // x + (−y) is x − y by definition, for floats and for wrapping integers.
         S::Add => match (under(b, x, S::Neg), under(b, y, S::Neg)) {
             (_, Some(y)) => Some(b.scalar(S::Sub, &[x, y])),
@@ -44,11 +42,11 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dtype: D
             (None, None) => view::neighbours(b, x, y, dims),
         },
         // x − 0 = x.
-        S::Sub if is(cy, 0) => keep(b, x),
+        S::Sub if is(cy, 0) => Some(x),
         S::Sub => under(b, y, S::Neg).map(|y| b.add(x, y)),
         // 1 is neutral; −1 only changes the sign.
-        S::Mul | S::Div if is(cy, 1) => keep(b, x),
-        S::Mul if is(cx, 1) => keep(b, y),
+        S::Mul | S::Div if is(cy, 1) => Some(x),
+        S::Mul if is(cx, 1) => Some(y),
         S::Mul | S::Div if is(cy, -1) => Some(b.scalar(S::Neg, &[x])),
         S::Mul if is(cx, -1) => Some(b.scalar(S::Neg, &[y])),
         // Signs multiply apart from magnitudes. Integers: a product of negations wraps to the same; a quotient may not.
@@ -62,7 +60,7 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dtype: D
             b.mul(x, r)
         }),
         // The sign bit twice; wrapping negation undoes itself.
-        S::Neg => under(b, x, S::Neg).and_then(|x| keep(b, x)),
+        S::Neg => under(b, x, S::Neg),
         // The sign does not matter; |minimum| wraps to the minimum, as its negation does.
         S::Abs if under(b, x, S::Neg).is_some() => {
             let x = b.operand(x);
@@ -82,7 +80,7 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dtype: D
             Some(b.scalar(opposite, &operands))
         }
         // Of equal values, either.
-        S::Min | S::Max | S::And | S::Or if x == y => keep(b, x),
+        S::Min | S::Max | S::And | S::Or if x == y => Some(x),
         S::And | S::Or => {
             // `true` is neutral for `and` and wins `or`; `false` the other way round.
             let (known, other) = match (cx, cy) {
@@ -101,20 +99,20 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dtype: D
             Some(Value::F32(2.0)) => Some(b.mul(x, x)),
             _ => None,
         },
-        S::Select => select(b, inputs, dtype),
+        S::Select => select(b, inputs),
         // Derivatives were taken while the graph was written.
-        S::Detach => keep(b, x),
+        S::Detach => Some(x),
         _ => None,
     }
 }
 
-fn select(b: &mut Builder, inputs: &[NodeId], dtype: DType) -> Option<NodeId> {
+fn select(b: &mut Builder, inputs: &[NodeId]) -> Option<NodeId> {
     let [condition, yes, no] = *inputs else { return None };
     if let Some(Value::Bool(known)) = b.known(condition) {
-        return Some(b.cast(if known { yes } else { no }, dtype));
+        return Some(if known { yes } else { no });
     }
     if yes == no {
-        return Some(b.cast(yes, dtype));
+        return Some(yes);
     }
     if *b.op(condition) == Op::Scalar(ScalarOp::Not) {
         let condition = b.operand(condition);
@@ -137,10 +135,11 @@ pub(super) fn rewrite_cast(b: &mut Builder, to: DType, x: NodeId) -> Option<Node
     }
     let Op::Cast(through) = *b.op(x) else { return None };
     let from = b.operand(x);
-    // Truth values and bytes pass unchanged through every wider type (and a conversion to truth asks for nonzero).
+    // Truth values and bytes pass unchanged through every wider type, halves through f32 (a conversion to truth asks for nonzero).
     let exact = match b.dtype(from) {
         DType::Bool => true,
         DType::U8 => through != DType::Bool,
+        DType::F16 | DType::BF16 => through == DType::F32,
         DType::F32 | DType::I32 => false,
     };
     exact.then(|| b.cast(from, to))

@@ -258,7 +258,7 @@ fn operations() {
             "avg_pool2d of [batch, 4, 8, 8]: padding 18446744073709551615×0 is more than half the 2×2 window",
             "global_avg_pool of [batch, 6]: an image [n, channels, h, w] is needed",
             "matmul [batch, 6] × []: both need an axis",
-            "matmul [batch] × [batch, 6]: types are i32 and f32, not f32",
+            "matmul [batch] × [batch, 6]: types are i32 and f32, not floats; convert with cast",
             "matmul [2, 3, 4] × [3, 4, 5]: batch dimensions do not broadcast",
             "softmax: [batch, 6] has no axis 2",
             "log_softmax does not take i32; convert with cast",

@@ -1,0 +1,622 @@
+//! The driver, as far as it is needed: each thing that it gives out is given back when its owner is dropped, and each call
+//! that fails says which it was.
+//!
+//! Calls go through cudarc's bindings. Its safe layer is not used: it tracks events for every allocation, which captured
+//! graphs must not see, and has no address ranges.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::libraries::{Library, Missing};
+use crate::lower::Target;
+
+/// Why the device did not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DriverError {
+    /// There is no driver.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// The driver does not run code of this compiler, or not the calls that are made.
+    #[error("the driver is of CUDA {}.{}, older than the {needed}.0 that is needed; install NVIDIA's driver 580 or newer", found.0, found.1)]
+    TooOld {
+        /// Of which CUDA version it is.
+        found: (u32, u32),
+        /// The major version that is needed.
+        needed: u32,
+    },
+    /// There is no device of this number.
+    #[error("there {}", match count { 0 => "is no CUDA device".to_string(), 1 => "is one CUDA device, cuda:0".to_string(), n => format!("are {n} CUDA devices, cuda:0 to cuda:{}", n - 1) })]
+    NoDevice {
+        /// How many there are.
+        count: u32,
+    },
+    /// The device has not so much memory.
+    #[error("the driver has no {bytes} bytes to give")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// A kernel did what it must not: the driver answers every further call with the same error.
+    #[error("{0}")]
+    Lost(String),
+    /// A call failed.
+    #[error("{call} failed: {code}")]
+    Failed {
+        /// Which call.
+        call: &'static str,
+        /// The driver's name and text for it.
+        code: String,
+    },
+}
+
+type Result<T> = std::result::Result<T, DriverError>;
+
+/// The result of a call.
+fn check(call: &'static str, result: CUresult) -> Result<()> {
+    use CUresult as E;
+    match result {
+        E::CUDA_SUCCESS => Ok(()),
+        E::CUDA_ERROR_OUT_OF_MEMORY => Err(DriverError::OutOfMemory { bytes: 0 }),
+        // After these the context answers nothing else any more.
+        E::CUDA_ERROR_ILLEGAL_ADDRESS
+        | E::CUDA_ERROR_LAUNCH_TIMEOUT
+        | E::CUDA_ERROR_ASSERT
+        | E::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | E::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | E::CUDA_ERROR_MISALIGNED_ADDRESS
+        | E::CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | E::CUDA_ERROR_INVALID_PC
+        | E::CUDA_ERROR_LAUNCH_FAILED
+        | E::CUDA_ERROR_ECC_UNCORRECTABLE
+        | E::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        | E::CUDA_ERROR_DEINITIALIZED => Err(DriverError::Lost(format!("{call} answered {}", describe(result)))),
+        _ => Err(DriverError::Failed { call, code: describe(result) }),
+    }
+}
+
+/// The driver's name and text for an error.
+fn describe(result: CUresult) -> String {
+    let text = |of: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
+        let mut text = null();
+        // SAFETY: the pointer is valid for writing; what the driver sets it to is a text of its own that stays.
+        let known = unsafe { of(result, &mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
+        // SAFETY: as above.
+        known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    };
+    let name = text(sys::cuGetErrorName).unwrap_or_else(|| format!("{result:?}"));
+    text(sys::cuGetErrorString).map_or(name.clone(), |more| format!("{name} ({more})"))
+}
+
+/// The same error, with the bytes that were asked for.
+fn of_bytes(bytes: u64) -> impl FnOnce(DriverError) -> DriverError {
+    move |e| if matches!(e, DriverError::OutOfMemory { .. }) { DriverError::OutOfMemory { bytes } } else { e }
+}
+
+/// Opens and starts the driver, once for the process, and says of which CUDA version it is.
+///
+/// # Errors
+/// If there is none, or it does not start.
+pub fn start() -> Result<(u32, u32)> {
+    static STARTED: OnceLock<Result<(u32, u32)>> = OnceLock::new();
+    let start = || {
+        Library::Driver.open().map_err(Clone::clone)?;
+        // SAFETY: the library is open. cuInit may be called at any time.
+        check("cuInit", unsafe { sys::cuInit(0) })?;
+        let mut version: c_int = 0;
+        // SAFETY: the pointer is valid for writing.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+        Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+    };
+    STARTED.get_or_init(start).clone()
+}
+
+/// How many devices there are.
+///
+/// # Errors
+/// If there is no driver.
+pub fn device_count() -> Result<u32> {
+    start()?;
+    let mut count: c_int = 0;
+    // SAFETY: the driver has been started, and the pointer is valid for writing.
+    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+    Ok(count.max(0) as u32)
+}
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// The vendor's name for it.
+    pub name: String,
+    /// What source is generated for.
+    pub target: Target,
+    /// All of its memory, bytes.
+    pub total_bytes: u64,
+    /// Whether memory can be mapped behind addresses page by page.
+    pub maps_pages: bool,
+}
+
+/// What a device is.
+///
+/// # Errors
+/// If there is no such device.
+pub fn properties(ordinal: u32) -> Result<Properties> {
+    use sys::CUdevice_attribute as A;
+    let count = device_count()?;
+    if ordinal >= count {
+        return Err(DriverError::NoDevice { count });
+    }
+    let mut device = 0;
+    // SAFETY: the driver has been started, and the pointer is valid for writing.
+    check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal as c_int) })?;
+    let attribute = |which: A| -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: as above; the device exists.
+        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) })?;
+        Ok(value.max(0) as u32)
+    };
+    let mut name = [0u8; 128];
+    // SAFETY: as above; the name is as long as it is said to be.
+    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, device) })?;
+    let mut total = 0;
+    // SAFETY: as above.
+    check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut total, device) })?;
+    let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    let target = Target {
+        sm: 10 * major + minor,
+        multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared_bytes_max: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        tf32: false,
+        guarded: false,
+    };
+    let name = CStr::from_bytes_until_nul(&name).map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let maps_pages = attribute(A::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED)? != 0;
+    Ok(Properties { name, target, total_bytes: total as u64, maps_pages })
+}
+
+/// A device's primary context, which all of a process's work on it shares.
+#[derive(Debug)]
+pub(crate) struct Context {
+    device: sys::CUdevice,
+    raw: sys::CUcontext,
+}
+
+// SAFETY: the driver takes calls for a context from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub fn of(ordinal: u32) -> Result<Context> {
+        let (mut device, mut raw) = (0, null_mut());
+        // SAFETY: the pointers are valid for writing.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal as c_int) })?;
+        // SAFETY: as above; the device exists.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) })?;
+        let context = Context { device, raw };
+        context.bind()?;
+        Ok(context)
+    }
+
+    /// Makes the context the calling thread's.
+    pub fn bind(&self) -> Result<()> {
+        // SAFETY: the context is retained as long as `self` lives.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
+    }
+
+    pub fn device(&self) -> c_int {
+        self.device
+    }
+
+    /// Free and total bytes of the device.
+    pub fn memory(&self) -> Result<(u64, u64)> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the pointers are valid for writing.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Memory of the device.
+    pub fn allocate(&self, bytes: u64) -> Result<u64> {
+        self.bind()?;
+        let mut address = 0;
+        // SAFETY: the pointer is valid for writing.
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) }).map_err(of_bytes(bytes))?;
+        Ok(address)
+    }
+
+    /// Gives memory of the device back; work that uses it must be done.
+    pub fn free(&self, address: u64) {
+        // SAFETY: the caller got the address from `allocate` and frees it once. A lost context has freed it already.
+        let _ = self.bind().and_then(|()| check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }));
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was retained once and is released only here.
+        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// Addresses, and memory behind some of them.
+#[derive(Debug)]
+pub(crate) struct AddressRange {
+    pub base: u64,
+    pub bytes: u64,
+}
+
+/// Memory that can be put behind addresses.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Physical(sys::CUmemGenericAllocationHandle);
+
+fn placement(context: &Context) -> sys::CUmemAllocationProp {
+    // SAFETY: plain data, for which zeros are values: no handle types, no flags.
+    let mut wanted: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    wanted.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    wanted.location.id = context.device();
+    wanted
+}
+
+/// What memory behind addresses comes in pieces of, bytes.
+pub(crate) fn page_bytes(context: &Context) -> Result<u64> {
+    let mut bytes = 0;
+    let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    context.bind()?;
+    // SAFETY: both pointers are valid for the call.
+    let got = unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &placement(context), option) };
+    check("cuMemGetAllocationGranularity", got)?;
+    Ok(bytes as u64)
+}
+
+impl AddressRange {
+    pub fn reserve(context: &Context, bytes: u64) -> Result<AddressRange> {
+        context.bind()?;
+        let mut base = 0;
+        // SAFETY: the pointer is valid for writing.
+        let got = unsafe { sys::cuMemAddressReserve(&mut base, bytes as usize, 0, 0, 0) };
+        check("cuMemAddressReserve", got).map_err(of_bytes(bytes))?;
+        Ok(AddressRange { base, bytes })
+    }
+
+    /// Takes new memory and puts it behind the addresses from `offset` on.
+    pub fn map_new(&self, context: &Context, offset: u64, bytes: u64) -> Result<Physical> {
+        context.bind()?;
+        let mut handle = 0;
+        // SAFETY: both pointers are valid for the call.
+        let got = unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &placement(context), 0) };
+        check("cuMemCreate", got).map_err(of_bytes(bytes))?;
+        let memory = Physical(handle);
+        match self.map(context, offset, bytes, &memory) {
+            Ok(()) => Ok(memory),
+            Err(e) => {
+                memory.release(context);
+                Err(e)
+            }
+        }
+    }
+
+    /// Puts memory behind the addresses from `offset` on, which have none.
+    pub fn map(&self, context: &Context, offset: u64, bytes: u64, memory: &Physical) -> Result<()> {
+        context.bind()?;
+        assert!(offset + bytes <= self.bytes, "{bytes} bytes at {offset} of a range of {}", self.bytes);
+        // SAFETY: the addresses belong to this range and have no memory, or the driver refuses.
+        check("cuMemMap", unsafe { sys::cuMemMap(self.base + offset, bytes as usize, 0, memory.0, 0) })?;
+        let access = sys::CUmemAccessDesc {
+            location: placement(context).location,
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the addresses have just been mapped, and one description is passed.
+        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1) })
+    }
+
+    /// Takes the memory behind addresses away; work that uses it must be done.
+    pub fn unmap(&self, context: &Context, offset: u64, bytes: u64) {
+        // SAFETY: the caller mapped just this. A lost context has unmapped it already.
+        let _ = context.bind().and_then(|()| check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.base + offset, bytes as usize) }));
+    }
+
+    /// Gives the addresses back, which have no memory any more.
+    pub fn free(&self, context: &Context) {
+        // SAFETY: the range was reserved once, and whoever frees it forgets it.
+        let _ = context.bind().and_then(|()| check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(self.base, self.bytes as usize) }));
+    }
+}
+
+impl Physical {
+    /// Gives the memory back once it is behind no address.
+    pub fn release(self, context: &Context) {
+        // SAFETY: it was created once and is released only here, by value.
+        let _ = context.bind().and_then(|()| check("cuMemRelease", unsafe { sys::cuMemRelease(self.0) }));
+    }
+}
+
+/// A queue of work. Its context is current and outlives it.
+#[derive(Debug)]
+pub(crate) struct Stream(sys::CUstream);
+
+// SAFETY: the driver takes calls for a stream from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A stream that waits for no other.
+    pub fn new() -> Result<Stream> {
+        let mut raw = null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the pointer is valid for writing.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        Ok(Stream(raw))
+    }
+
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0) })
+    }
+
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        // SAFETY: both live.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.0, event.0, 0) })
+    }
+
+    /// Copies from host memory.
+    ///
+    /// # Safety
+    /// `to` is memory of the device, `from` is memory of the host that stays as it is until the copy is done.
+    pub unsafe fn upload(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.0) })
+    }
+
+    /// Copies to host memory.
+    ///
+    /// # Safety
+    /// `from` is memory of the device, `to` is memory of the host that nobody looks at until the copy is done.
+    pub unsafe fn download(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.0) })
+    }
+
+    /// Copies within the device.
+    ///
+    /// # Safety
+    /// Both are memory of the device, and share none of it.
+    pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.0) })
+    }
+
+    /// Fills memory with a byte.
+    ///
+    /// # Safety
+    /// It is memory of the device.
+    pub unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(to, byte, bytes, self.0) })
+    }
+
+    /// Launches a kernel whose one parameter is `words`.
+    ///
+    /// # Safety
+    /// The function takes at most as many words, and reaches through them only what it may.
+    pub unsafe fn launch(&self, function: Function, grid: [u32; 3], block: [u32; 3], shared_bytes: u32, words: &[u64]) -> Result<()> {
+        let mut parameters = [words.as_ptr().cast_mut().cast::<c_void>()];
+        let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
+        // SAFETY: the driver copies the parameter before it returns; the rest is the caller's promise.
+        let launched =
+            unsafe { sys::cuLaunchKernel(function.0, gx, gy, gz, bx, by, bz, shared_bytes, self.0, parameters.as_mut_ptr(), null_mut()) };
+        check("cuLaunchKernel", launched)
+    }
+
+    /// Records what `work` submits to this stream, instead of doing it.
+    pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives and is not being captured.
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.0, mode) })?;
+        let submitted = work();
+        let mut graph = null_mut();
+        // SAFETY: the pointer is valid for writing; a capture that has begun is ended whatever happened.
+        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.0, &mut graph) });
+        let mut made = null_mut();
+        // SAFETY: as above; the graph was captured.
+        let instantiated = submitted
+            .and(ended)
+            .and_then(|()| check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut made, graph, 0) }));
+        if !graph.is_null() {
+            // SAFETY: what was instantiated does not need it any more.
+            unsafe { sys::cuGraphDestroy(graph) };
+        }
+        instantiated.map(|()| Graph(made))
+    }
+
+    pub fn replay(&self, graph: &Graph) -> Result<()> {
+        // SAFETY: both live.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, self.0) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: it was created and is destroyed only here.
+        unsafe { sys::cuStreamDestroy_v2(self.0) };
+    }
+}
+
+/// Work that was recorded, ready to be done again. Its context is current and outlives it.
+#[derive(Debug)]
+pub(crate) struct Graph(sys::CUgraphExec);
+
+// SAFETY: a graph that can be launched may be so from any thread, though not from two at once: it is used through a lock.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: it was instantiated and is destroyed only here; the driver keeps it while it runs.
+        unsafe { sys::cuGraphExecDestroy(self.0) };
+    }
+}
+
+/// A moment in a stream's work. Its context is current and outlives it.
+#[derive(Debug)]
+pub(crate) struct Event(sys::CUevent);
+
+// SAFETY: the driver takes calls for an event from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event to wait for, or with `timed` to measure by.
+    pub fn new(timed: bool) -> Result<Event> {
+        use sys::CUevent_flags as F;
+        let flags = if timed { F::CU_EVENT_DEFAULT } else { F::CU_EVENT_DISABLE_TIMING };
+        let mut raw = null_mut();
+        // SAFETY: the pointer is valid for writing.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags as u32) })?;
+        Ok(Event(raw))
+    }
+
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: both live.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.0, stream.0) })
+    }
+
+    /// Waits on the host.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the event lives.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0) })
+    }
+
+    /// Seconds from one event to this one; both have been reached.
+    pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
+        let mut milliseconds = 0.0;
+        // SAFETY: the pointer is valid for writing, and both live.
+        check("cuEventElapsedTime", unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.0, self.0) })?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: it was created and is destroyed only here.
+        unsafe { sys::cuEventDestroy_v2(self.0) };
+    }
+}
+
+/// Loaded code. Its context is current and outlives it.
+#[derive(Debug)]
+pub(crate) struct Module(sys::CUmodule);
+
+/// A kernel of a module that is loaded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Function(sys::CUfunction);
+
+// SAFETY: the driver takes calls for modules and functions from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+// SAFETY: as above.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Module {
+    /// Loads a cubin.
+    pub fn load(image: &[u8]) -> Result<Module> {
+        let mut raw = null_mut();
+        // SAFETY: a cubin says how long it is; the driver reads no further.
+        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut raw, image.as_ptr().cast()) })?;
+        Ok(Module(raw))
+    }
+
+    /// A kernel that may be launched with this much shared memory.
+    pub fn function(&self, name: &str, shared_bytes_max: u32) -> Result<Function> {
+        const STATIC_MOST: u32 = 48 << 10;
+        let failed = |e: std::ffi::NulError| DriverError::Failed { call: "cuModuleGetFunction", code: e.to_string() };
+        let name = CString::new(name).map_err(failed)?;
+        let mut raw = null_mut();
+        // SAFETY: the module lives, and the name ends in 0.
+        check("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&mut raw, self.0, name.as_ptr()) })?;
+        if shared_bytes_max > STATIC_MOST {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just found.
+            check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(raw, attribute, shared_bytes_max as c_int) })?;
+        }
+        Ok(Function(raw))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: it was loaded and is unloaded only here.
+        unsafe { sys::cuModuleUnload(self.0) };
+    }
+}
+
+/// Host memory that the device copies from and to by itself. Its context is current and outlives it.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it owns its memory, which is read by shared and written by exclusive reference, but for what devices do meanwhile.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// So many zeros.
+    pub fn new(bytes: usize) -> Result<Pinned> {
+        let mut raw = null_mut();
+        // Not write-combined: that would be slow to read.
+        // SAFETY: the pointer is valid for writing.
+        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut raw, bytes.max(1), 0) }).map_err(of_bytes(bytes as u64))?;
+        let start = NonNull::new(raw.cast::<u8>()).ok_or(DriverError::OutOfMemory { bytes: bytes as u64 })?;
+        // SAFETY: it is as long as was asked for.
+        unsafe { start.as_ptr().write_bytes(0, bytes) };
+        Ok(Pinned { start, bytes })
+    }
+
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The bytes to write, while no device copies from them.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: it is initialised, and borrowed exclusively; whoever lets a device copy waits before coming back.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
+    }
+
+    /// A word that a device may write at any time.
+    pub fn word(&self) -> u64 {
+        assert!(self.bytes >= size_of::<u64>(), "a word of {} bytes", self.bytes);
+        // SAFETY: the driver's memory starts at a page, is long enough, and lives as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().cast()) }.load(Ordering::Acquire)
+    }
+
+    /// Sets the word.
+    pub fn set_word(&self, value: u64) {
+        assert!(self.bytes >= size_of::<u64>(), "a word of {} bytes", self.bytes);
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().cast()) }.store(value, Ordering::Release);
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated and is freed only here.
+        unsafe { sys::cuMemFreeHost(self.start.as_ptr().cast()) };
+    }
+}

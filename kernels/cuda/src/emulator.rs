@@ -1,0 +1,314 @@
+//! The emulator: generated source compiled by `g++` and run on the CPU, where there is no GPU.
+//!
+//! It runs the same text that NVRTC compiles, over host memory, thread by thread (`emulator/runtime.cpp`), and catches what a
+//! GPU would leave to chance: barriers that are missing or that not all threads reach, shared memory read before it is
+//! written, asynchronous copies not waited for, misaligned vectors, exited lanes in a mask and, with
+//! [`Check::Addresses`], touching memory that the launch has no business with. It knows nothing of the rounding inside
+//! tensor cores, of bank conflicts, or of memory ordering between blocks.
+
+use std::env;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::lower::{Dispatch, Function, digest};
+use crate::source::PRELUDE;
+
+const SHIM: &str = include_str!("../emulator/shim.h");
+const EPILOGUE: &str = include_str!("../emulator/epilogue.h");
+const RUNTIME: &str = include_str!("../emulator/runtime.cpp");
+/// What a compiled object exports, as a C header.
+pub const ABI: &str = include_str!("../emulator/abi.h");
+
+/// What the compiled code checks besides what the runtime sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Check {
+    /// Nothing.
+    Nothing,
+    /// Every address, by AddressSanitizer: the process must have been started with its library loaded ([`asan_library`]).
+    Addresses,
+}
+
+/// In which order threads and blocks take their turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As they are numbered.
+    Forward,
+    /// From the last to the first.
+    Reverse,
+    /// In an order that follows from a seed.
+    Shuffled(u64),
+}
+
+impl Order {
+    /// One of each kind: a kernel that is right gives the same bits under all.
+    pub const ALL: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(1)];
+}
+
+/// Why a source could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum EmulatorError {
+    /// There is no compiler to run.
+    #[error("g++ cannot be run: {0}")]
+    NoCompiler(String),
+    /// The source is not what g++ takes; its path and the first lines of the compiler's complaint.
+    #[error("{path}: {log}")]
+    Compile {
+        /// The program, kept for reading.
+        path: PathBuf,
+        /// What g++ said.
+        log: String,
+    },
+    /// Files could not be written, or the object not loaded.
+    #[error("{0}")]
+    Object(String),
+    /// A launch broke a rule.
+    #[error("{0}")]
+    Launch(String),
+}
+
+/// Whether emulated kernels can run here. Where they cannot, a test that needs them says so and does nothing, except under
+/// continuous integration (`CI` is set), where that is a failure.
+///
+/// # Panics
+/// If they cannot and `CI` is set.
+pub fn available() -> bool {
+    let why = match Command::new("g++").arg("--version").output() {
+        Ok(_) if cfg!(all(target_arch = "x86_64", target_os = "linux")) => return true,
+        Ok(_) => "the emulator needs x86-64 Linux".to_string(),
+        Err(error) => format!("g++ cannot be run: {error}"),
+    };
+    assert!(env::var_os("CI").is_none(), "{why}, and CI is set");
+    eprintln!("skipped: {why}");
+    false
+}
+
+/// The library to preload (`LD_PRELOAD`) into a process that checks addresses.
+pub fn asan_library() -> Option<PathBuf> {
+    let found = Command::new("g++").arg("-print-file-name=libasan.so").output().ok()?;
+    let path = PathBuf::from(String::from_utf8(found.stdout).ok()?.trim());
+    path.is_absolute().then(|| path.canonicalize().ok()).flatten()
+}
+
+/// Where compiled objects are kept: beside the executable, in the build's own folder.
+fn folder() -> Result<PathBuf, EmulatorError> {
+    let executable = env::current_exe().map_err(|e| EmulatorError::Object(e.to_string()))?;
+    let built = executable.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+    let folder = built.join("slabwise-emulated");
+    fs::create_dir_all(&folder).map_err(|e| EmulatorError::Object(format!("{}: {e}", folder.display())))?;
+    Ok(folder)
+}
+
+fn run_compiler(arguments: &[&str], inputs: &[&Path], output: &Path) -> Result<(), EmulatorError> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    // Written under another name and renamed: nobody sees half an object.
+    let partial = output.with_extension(format!("{}-{}.part", process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+    let result = Command::new("g++").args(arguments).args(inputs).arg("-o").arg(&partial).output();
+    let done = result.map_err(|e| EmulatorError::NoCompiler(e.to_string()))?;
+    if !done.status.success() {
+        let log: String = String::from_utf8_lossy(&done.stderr).lines().take(40).collect::<Vec<_>>().join("\n");
+        return Err(EmulatorError::Compile { path: inputs[0].to_path_buf(), log });
+    }
+    fs::rename(&partial, output).map_err(|e| EmulatorError::Object(format!("{}: {e}", output.display())))
+}
+
+/// Writes a text to a file that depends on it, unless it is there.
+fn write_once(path: &Path, text: &str) -> Result<(), EmulatorError> {
+    if fs::read(path).is_ok_and(|there| there == text.as_bytes()) {
+        return Ok(());
+    }
+    fs::write(path, text).map_err(|e| EmulatorError::Object(format!("{}: {e}", path.display())))
+}
+
+/// The runtime as an object file.
+fn runtime(folder: &Path) -> Result<PathBuf, EmulatorError> {
+    let name = digest(&[RUNTIME, ABI]);
+    let object = folder.join(format!("runtime-{name:016x}.o"));
+    if !object.exists() {
+        let sources = folder.join(format!("runtime-{name:016x}-{}", process::id()));
+        fs::create_dir_all(&sources).map_err(|e| EmulatorError::Object(e.to_string()))?;
+        write_once(&sources.join("abi.h"), ABI)?;
+        let source = sources.join("runtime.cpp");
+        write_once(&source, RUNTIME)?;
+        // Vector registers would be more to save when stacks are switched; red zones would be overwritten by it.
+        let flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-mno-red-zone", "-fno-exceptions", "-w", "-c"];
+        let compiled = run_compiler(&flags, &[&source], &object);
+        fs::remove_dir_all(&sources).map_err(|e| EmulatorError::Object(e.to_string()))?;
+        compiled?;
+    }
+    Ok(object)
+}
+
+/// The program that g++ sees.
+fn program(functions: &[Function]) -> String {
+    let mut text = String::from("#define SLABWISE_EMULATED 1\n");
+    text += SHIM;
+    text += PRELUDE;
+    text += EPILOGUE;
+    let mut entries = String::new();
+    for f in functions {
+        let _ =
+            writeln!(text, "SLABWISE_SECTION({0})\n#undef SLABWISE_SHARED\n#define SLABWISE_SHARED \"shared_{0}\"\n{1}", f.name, f.source);
+        let _ = writeln!(entries, "SLABWISE_ENTRY({}),", f.name);
+    }
+    let count = functions.len();
+    let _ = writeln!(
+        text,
+        "extern \"C\" {{\nextern const SlabwiseEntry slabwise_entries[] = {{\n{entries}}};\nextern const unsigned slabwise_entry_count = {count};\n}}"
+    );
+    text
+}
+
+/// Compiles functions to a shared object that exports what [`ABI`] says, or finds it compiled before.
+pub fn compile_object(functions: &[Function], check: Check) -> Result<PathBuf, EmulatorError> {
+    let mut distinct: Vec<Function> = Vec::new();
+    for f in functions {
+        if !distinct.contains(f) {
+            distinct.push(f.clone());
+        }
+    }
+    let folder = folder()?;
+    let runtime = runtime(&folder)?;
+    let text = program(&distinct);
+    let mut flags =
+        vec!["-std=c++17", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-gnu-unique", "-fno-math-errno", "-fvisibility=hidden"];
+    flags.extend(["-ffp-contract=fast", "-fno-exceptions", "-fwrapv", "-w"]);
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+        flags.extend(["-mavx2", "-mfma", "-mf16c"]);
+    }
+    if check == Check::Addresses {
+        flags.extend(["-fsanitize=address", "-fsanitize-recover=address", "--param", "asan-stack=0", "--param", "asan-globals=0"]);
+    }
+    let name = digest(&[&text, &flags.join(" "), &runtime.to_string_lossy()]);
+    let object = folder.join(format!("emulated-{name:016x}.so"));
+    if !object.exists() {
+        let source = folder.join(format!("emulated-{name:016x}.cpp"));
+        write_once(&source, &text)?;
+        run_compiler(&flags, &[&source, &runtime], &object)?;
+    }
+    Ok(object)
+}
+
+/// The folder in which a driver without a device looks for emulated functions.
+pub const FOLDER_VARIABLE: &str = "SLABWISE_EMULATED";
+
+/// Compiles functions and leaves word of them where a driver without a device finds them: in the folder that
+/// [`FOLDER_VARIABLE`] names, a file of each function's name that holds the path of its object. Nothing without the variable.
+///
+/// # Errors
+/// If the source is not what g++ takes.
+pub fn publish(functions: &[Function]) -> Result<(), EmulatorError> {
+    let Some(folder) = env::var_os(FOLDER_VARIABLE).map(PathBuf::from) else { return Ok(()) };
+    let unknown = |f: &&Function| !folder.join(&f.name).exists();
+    let fresh: Vec<Function> = functions.iter().filter(unknown).cloned().collect();
+    if fresh.is_empty() {
+        return Ok(());
+    }
+    let object = compile_object(&fresh, Check::Nothing)?;
+    fresh.iter().try_for_each(|f| write_once(&folder.join(&f.name), &object.to_string_lossy()))
+}
+
+unsafe extern "C" {
+    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn dlerror() -> *const c_char;
+}
+const RTLD_NOW: c_int = 2;
+
+/// `struct SlabwiseLaunch` of the header.
+#[repr(C)]
+struct Launch {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    order: u32,
+    seed: u64,
+}
+
+type Emulate = unsafe extern "C" fn(*const c_char, *const c_void, *const Launch) -> *const c_char;
+type WordCount = unsafe extern "C" fn(*const c_char) -> u32;
+type Mark = unsafe extern "C" fn(*const c_void, usize);
+
+/// Functions ready to run. The object stays loaded for the life of the process.
+#[derive(Clone, Copy, Debug)]
+pub struct Emulator {
+    emulate: Emulate,
+    words: WordCount,
+}
+
+fn symbol(handle: *mut c_void, name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a handle that `dlopen` gave, or null for the whole process, and a text that ends in 0.
+    let found = unsafe { dlsym(handle, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
+impl Emulator {
+    /// Compiles and loads functions.
+    pub fn new(functions: &[Function], check: Check) -> Result<Emulator, EmulatorError> {
+        if check == Check::Addresses && symbol(std::ptr::null_mut(), c"__asan_poison_memory_region").is_none() {
+            return Err(EmulatorError::Object("addresses are checked only where the sanitizer's library is preloaded".into()));
+        }
+        let object = compile_object(functions, check)?;
+        let path = CString::new(object.as_os_str().as_encoded_bytes()).map_err(|e| EmulatorError::Object(e.to_string()))?;
+        // SAFETY: a path that ends in 0, to an object compiled above: loading it runs no code of its own.
+        let handle = unsafe { dlopen(path.as_ptr(), RTLD_NOW) };
+        if handle.is_null() {
+            // SAFETY: after a failure, `dlerror` gives a text.
+            let why = unsafe { CStr::from_ptr(dlerror()) };
+            return Err(EmulatorError::Object(format!("{}: {}", object.display(), why.to_string_lossy())));
+        }
+        let missing = || EmulatorError::Object(format!("{} exports too little", object.display()));
+        let emulate = symbol(handle, c"slabwise_emulate").ok_or_else(missing)?;
+        let words = symbol(handle, c"slabwise_words").ok_or_else(missing)?;
+        // SAFETY: the header says that these symbols are functions of these types.
+        unsafe {
+            Ok(Emulator {
+                emulate: std::mem::transmute::<*mut c_void, Emulate>(emulate),
+                words: std::mem::transmute::<*mut c_void, WordCount>(words),
+            })
+        }
+    }
+
+    /// Runs one launch; `words` are the dispatch's, with addresses of this process.
+    ///
+    /// # Safety
+    /// What the function reaches through `words` must be memory of this process that nobody else uses meanwhile; with
+    /// [`Check::Addresses`] and memory marked by [`protect`], a function that reaches elsewhere is reported instead.
+    pub unsafe fn launch(&self, function: &Function, dispatch: &Dispatch, words: &[u64], order: Order) -> Result<(), EmulatorError> {
+        let name = CString::new(function.name.as_str()).map_err(|e| EmulatorError::Launch(e.to_string()))?;
+        // SAFETY: a name that ends in 0.
+        let expected = unsafe { (self.words)(name.as_ptr()) } as usize;
+        if expected != words.len() {
+            return Err(EmulatorError::Launch(format!("{} takes {expected} words, not {}", function.name, words.len())));
+        }
+        let (order, seed) = match order {
+            Order::Forward => (0, 0),
+            Order::Reverse => (1, 0),
+            Order::Shuffled(seed) => (2, seed),
+        };
+        let launch = Launch { grid: dispatch.grid, block: dispatch.block, shared_bytes: dispatch.shared_bytes, order, seed };
+        // SAFETY: name, words and launch live through the call; the rest is the caller's promise.
+        let failed = unsafe { (self.emulate)(name.as_ptr(), words.as_ptr().cast(), &launch) };
+        if failed.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the header promises a text.
+        Err(EmulatorError::Launch(unsafe { CStr::from_ptr(failed) }.to_string_lossy().into_owned()))
+    }
+}
+
+/// Marks memory as out of bounds for code that checks addresses, or as within again. Does nothing where the sanitizer's
+/// library is not loaded. Works on whole groups of 8 bytes.
+pub fn protect(memory: &[u8], forbidden: bool) {
+    let name = if forbidden { c"__asan_poison_memory_region" } else { c"__asan_unpoison_memory_region" };
+    if let Some(mark) = symbol(std::ptr::null_mut(), name) {
+        // SAFETY: the sanitizer's interface says so.
+        let mark = unsafe { std::mem::transmute::<*mut c_void, Mark>(mark) };
+        // SAFETY: memory of this process; only the sanitizer's notes about it change.
+        unsafe { mark(memory.as_ptr().cast(), memory.len()) };
+    }
+}

@@ -1,0 +1,349 @@
+//! The source of a product's kernels, and the words of their launches.
+
+use std::sync::Arc;
+
+use slabwise_kernels::cpu::SpecError;
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::Spec;
+
+use super::plan::Plan;
+use super::problem::{Axis, Count, Matrix, Problem, Reach, View, Walk};
+use super::tiles::{Elem, Kernel};
+use crate::code::{Code, Site};
+use crate::lower::{Dispatch, Function, Target, Word};
+use crate::source::THREADS;
+use crate::source::params::{Number, Params};
+use crate::source::space::pointers;
+
+/// Multiplier and shift by which `quotient` in `sides.cuh` divides by `d` (Granlund and Montgomery, *Division by Invariant
+/// Integers using Multiplication*, 1994): for numerators below 2³¹, ⌊2³¹⁺ˢ / d⌋ + 1 and s = ⌈log₂ d⌉.
+pub fn divisor(d: i64) -> i64 {
+    let d = d.max(1) as u64;
+    let shift = d.next_power_of_two().trailing_zeros();
+    ((1u64 << (31 + shift)) / d + 1 | u64::from(shift) << 32) as i64
+}
+
+fn number(f: impl Fn(&Env) -> i64 + Send + Sync + 'static) -> Number {
+    Arc::new(f)
+}
+
+fn sized(size: Size) -> Number {
+    number(move |env| size.at(env))
+}
+
+/// The point of an epilogue: coordinates are the variables `c0`, `c1`, …, operand `k` the pointer `a{k}`. Unlike in loops, known
+/// sizes stay out of the source: there are more shapes of products than one wants to compile kernels.
+struct Point {
+    elements: Vec<String>,
+    indices: Vec<String>,
+}
+
+impl Point {
+    fn new(spec: &Spec, params: &mut Params) -> Point {
+        let mut dot = |strides: &[Size], offset: Size| {
+            let mut terms = Vec::new();
+            for (dim, &stride) in strides.iter().enumerate().filter(|(_, s)| !s.is(0)) {
+                terms.push(if stride.is(1) { format!("c{dim}") } else { format!("c{dim} * {}", params.number(&sized(stride))) });
+            }
+            if !offset.is(0) {
+                terms.push(params.number(&sized(offset)));
+            }
+            if terms.is_empty() { "0".into() } else { terms.join(" + ") }
+        };
+        let elements = spec.operands.iter().map(|o| dot(&o.strides, o.offset)).collect();
+        let indices = spec.indices.iter().map(|i| dot(i, Size::ZERO)).collect();
+        Point { elements, indices }
+    }
+}
+
+impl Site for Point {
+    fn read(&self, k: u16) -> String {
+        format!("a{k}[e{k}]")
+    }
+    fn write(&self, k: u16) -> String {
+        self.read(k)
+    }
+    fn state(&self, k: u16) -> String {
+        format!("a{k} + e{k}")
+    }
+    fn index(&self, k: u16) -> String {
+        format!("int({})", self.indices[usize::from(k)])
+    }
+    fn acc(&self) -> String {
+        "sum".into()
+    }
+}
+
+/// A product about to be written down.
+struct Writer<'a> {
+    spec: &'a Spec,
+    problem: &'a Problem,
+    params: Params,
+}
+
+impl Writer<'_> {
+    /// The type of a side, its words laid down.
+    fn side(&mut self, walk: &Walk, reach: Option<Reach>) -> String {
+        let single = vec![(Count::fixed(1), Size::ZERO)];
+        let walk = if walk.is_empty() { &single } else { walk };
+        let mut words: Vec<Number> = walk.iter().map(|&(_, stride)| sized(stride)).collect();
+        for &(count, _) in &walk[1..] {
+            words.push(number(move |env| count.at(env)));
+            words.push(number(move |env| divisor(count.at(env))));
+        }
+        if let Some(Reach { from, step }) = reach {
+            words.extend([from[0], step[0], from[1], step[1]].map(|n| number(move |_| n)));
+        }
+        let at = self.params.block(words);
+        format!("Side<idx, {at}, {}, {}>", walk.len(), reach.is_some())
+    }
+
+    /// Declares the type `name` of an operand.
+    fn matrix(&mut self, name: &str, matrix: &Matrix, elem: Elem, view: &View, vector: i64) -> String {
+        let address = self.params.word(Word::Argument(matrix.argument));
+        let (lies, whole) = (view.clone(), view.clone());
+        let mut words = vec![number(move |env| lies.offset(env)), number(move |env| i64::from(whole.is_whole(vector, env)))];
+        if let Some(window) = view.window {
+            words.extend(window.limits.map(sized));
+        }
+        let at = self.params.block(words);
+        let batch = self.side(&view.batch, None);
+        let free = self.side(&view.free, view.window.map(|w| w.free));
+        let deep = self.side(&view.deep, view.window.map(|w| w.deep));
+        let (elem, window) = (elem.name(), view.window.is_some());
+        format!("using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}>;\n")
+    }
+
+    /// Declares the coordinates of the point at `batch`, `row` and `column`, and runs the spec's program there on `sum`.
+    fn epilogue(&mut self, code: &Code) -> String {
+        let mut text = String::new();
+        let mut terms: Vec<Vec<String>> = vec![vec![]; self.spec.dims.len()];
+        let sides = [("batch", &self.problem.batch), ("row", &self.problem.rows), ("column", &self.problem.columns)];
+        for (side, axes) in sides {
+            let axes: Vec<&Axis> = axes.iter().filter(|a| a.count.known() != Some(1) || a.from != 0).collect();
+            let mut rest = side.to_string();
+            for (i, axis) in axes.iter().enumerate().rev() {
+                let along = if i == 0 { rest.clone() } else { format!("{side}{i}") };
+                if i > 0 {
+                    let count = axis.count;
+                    let words = self.params.block([number(move |env| count.at(env)), number(move |env| divisor(count.at(env)))]);
+                    text += &format!("const int {side}_{i} = quotient({rest}, p.w[{}]);\n", words + 1);
+                    text += &format!("const int {side}{i} = {rest} - {side}_{i} * int(p.w[{words}]);\n");
+                    rest = format!("{side}_{i}");
+                }
+                let term = if axis.step.is(1) && axis.from == 0 {
+                    format!("idx({along})")
+                } else {
+                    let (from, step) = (axis.from, axis.step);
+                    let words = self.params.block([number(move |_| from), sized(step)]);
+                    format!("idx(p.w[{words}]) + idx({along}) * idx(p.w[{}])", words + 1)
+                };
+                terms[axis.dim].push(term);
+            }
+        }
+        for (dim, terms) in terms.iter().enumerate() {
+            text += &format!("const idx c{dim} = {};\n", if terms.is_empty() { "0".into() } else { terms.join(" + ") });
+        }
+        let point = Point::new(self.spec, &mut self.params);
+        for (k, element) in point.elements.iter().enumerate() {
+            text += &format!("const idx e{k} = {element};\n");
+        }
+        text + &code.point(&point)
+    }
+}
+
+/// A kernel of a product, ready to launch.
+pub struct Launchable {
+    /// The kernel.
+    pub function: Function,
+    /// What it is launched with for the sizes of a run; `function` is 0.
+    pub dispatch: Box<dyn Fn(&Env) -> Dispatch + Send + Sync>,
+}
+
+/// Words, rows and columns per block of the launch, and what it takes.
+struct Shape {
+    block: i64,
+    shared_bytes: i64,
+}
+
+fn launchable(function: Function, params: Params, shape: Shape, blocks: impl Fn(&Env) -> i64 + Send + Sync + 'static) -> Launchable {
+    let dispatch = move |env: &Env| Dispatch {
+        function: 0,
+        // Sizes at the bounds were checked; a run without points has no blocks.
+        grid: [u32::try_from(blocks(env).max(0)).unwrap_or(u32::MAX), 1, 1],
+        block: [shape.block as u32, 1, 1],
+        shared_bytes: shape.shared_bytes as u32,
+        words: params.words(env),
+    };
+    Launchable { function, dispatch: Box::new(dispatch) }
+}
+
+/// How the contracted axis of a run is cut: the length of a part and their number.
+fn cut(deep: i64, parts: i64, multiple: i64) -> (i64, i64) {
+    let even = (deep.max(1) + parts - 1) / parts;
+    let length = (even + multiple - 1) / multiple * multiple;
+    (length, ((deep + length - 1) / length).max(1))
+}
+
+/// Bytes of workspace for the parts of a product.
+pub fn workspace(problem: &Problem, plan: &Plan, bounds: &Env) -> u64 {
+    let [rows, columns, _, products] = problem.sizes(bounds);
+    let points = rows.saturating_mul(columns).saturating_mul(products).max(0) as u64;
+    if plan.parts > 1 { points.saturating_mul(4 * plan.parts as u64) } else { 0 }
+}
+
+/// The launches of a product by a plan, in their order.
+pub fn launchables(spec: &Spec, problem: &Problem, plan: &Plan, bounds: &Env, target: &Target) -> Result<Vec<Launchable>, SpecError> {
+    let code = Code::new(spec)?;
+    let kernel = plan.kernel;
+    let params = Params::new(spec, bounds, target);
+    let mut writer = Writer { spec, problem, params: params.clone() };
+    let (plan_parts, deep) = (plan.parts, kernel.deep());
+    let sized_problem = Arc::new(problem.clone());
+    let of = |f: fn([i64; 4]) -> i64| {
+        let problem = sized_problem.clone();
+        number(move |env| f(problem.sizes(env)))
+    };
+    let apart = matches!(kernel, Kernel::Window { .. });
+    let elems = [Elem::of(problem.left.dtype)?, Elem::of(problem.right.dtype)?];
+    let views = views(problem, elems, apart, bounds);
+    let length = {
+        let problem = sized_problem.clone();
+        number(move |env| cut(problem.sizes(env)[2], plan_parts, deep).0)
+    };
+    let share = writer.params.block([of(|s| s[0]), of(|s| s[1]), of(|s| s[2]), of(|s| s[3]), length]);
+    let mut body = String::new();
+    let sides = [("Left", &problem.left), ("Right", &problem.right)];
+    for (i, (name, matrix)) in sides.into_iter().enumerate() {
+        body += &writer.matrix(name, matrix, elems[i], &views[i], views[i].vector);
+    }
+    let [high, wide] = kernel.tile();
+    body += &format!("const Share<{share}, {high}, {wide}> share(p.w);\n");
+    body += "const int batch = share.batch;\nconst Left left(p.w, batch);\nconst Right right(p.w, batch);\n";
+    // What becomes of each sum.
+    let take = if plan.parts > 1 {
+        let address = writer.params.address(Word::Workspace(0));
+        format!(
+            "reinterpret_cast<float*>({address})[((share.part * int(p.w[{}]) + batch) * share.rows + row) * share.columns + column] = sum;\n",
+            share + 3
+        )
+    } else {
+        body += &pointers(&code, &mut writer.params);
+        writer.epilogue(&code)
+    };
+    body += &multiply(&kernel, &views, &take);
+    let bounds_text = format!("{}, {}", kernel.threads(), kernel.blocks());
+    let function = writer.params.function(&kernel.name(), bounds_text, &body);
+    let blocks = {
+        let problem = sized_problem.clone();
+        move |env: &Env| {
+            let [rows, columns, length, products] = problem.sizes(env);
+            let parts = cut(length, plan_parts, deep).1;
+            let tiles = ((rows + high - 1) / high).saturating_mul((columns + wide - 1) / wide);
+            tiles.saturating_mul(products).saturating_mul(parts)
+        }
+    };
+    if blocks(bounds) > i64::from(i32::MAX) {
+        return Err(SpecError(format!("a product of {:?} in {} blocks", problem.sizes(bounds), blocks(bounds))));
+    }
+    let shape = Shape { block: kernel.threads(), shared_bytes: kernel.shared_bytes() };
+    let mut list = vec![launchable(function, writer.params, shape, blocks)];
+    if plan.parts > 1 {
+        // The second kernel: a thread per point adds what the parts gave, in their order.
+        let mut writer = Writer { spec, problem, params };
+        let parts = {
+            let problem = sized_problem.clone();
+            number(move |env| cut(problem.sizes(env)[2], plan_parts, deep).1)
+        };
+        let column_divisor = of(|s| divisor(s[1]));
+        let row_divisor = of(|s| divisor(s[0]));
+        let words = writer.params.block([of(|s| s[0]), of(|s| s[1]), of(|s| s[3]), parts, row_divisor, column_divisor]);
+        let w = |i: usize| format!("p.w[{}]", words + i);
+        let partial = writer.params.address(Word::Workspace(0));
+        let mut body = format!("const int total = int({}) * int({}) * int({});\n", w(0), w(1), w(2));
+        body += &format!("const int at = int(blockIdx.x) * {THREADS} + int(threadIdx.x);\nif (at >= total) return;\n");
+        body += &format!("const float sum = sum_of_parts(reinterpret_cast<const float*>({partial}), at, total, int({}));\n", w(3));
+        body += &format!("const int line = quotient(at, {0}), column = at - line * int({1});\n", w(5), w(1));
+        body += &format!("const int batch = quotient(line, {0}), row = line - batch * int({1});\n", w(4), w(0));
+        body += &pointers(&code, &mut writer.params);
+        body += &writer.epilogue(&code);
+        let function = writer.params.function("gemm_parts", THREADS, &body);
+        let problem = sized_problem.clone();
+        let blocks = move |env: &Env| {
+            let [rows, columns, _, products] = problem.sizes(env);
+            (rows * columns * products + i64::from(THREADS) - 1) / i64::from(THREADS)
+        };
+        list.push(launchable(function, writer.params, Shape { block: i64::from(THREADS), shared_bytes: 0 }, blocks));
+    }
+    Ok(list)
+}
+
+/// Both operands as their kernel sees them.
+pub fn views(problem: &Problem, elems: [Elem; 2], apart: bool, bounds: &Env) -> [View; 2] {
+    [
+        View::new(&problem.left, problem, &problem.rows, elems[0].bytes(), apart, bounds),
+        View::new(&problem.right, problem, &problem.columns, elems[1].bytes(), apart, bounds),
+    ]
+}
+
+/// The statements that compute a block's part of the product and hand every `sum` to `take`.
+fn multiply(kernel: &Kernel, views: &[View; 2], take: &str) -> String {
+    let closure = |parameters: &str| format!("[&]({parameters}) {{\n{take}}}");
+    match kernel {
+        Kernel::Registers(_) | Kernel::Tensor(..) => {
+            let of = |view: &View| {
+                let vector = if view.by_deep && !kernel.vectors_by_deep() { 1 } else { view.vector };
+                format!("{}, {vector}", view.by_deep)
+            };
+            format!(
+                "SHARED_BYTES(float, shared);\n{} tile;\ntile.product<{}, {}>(left, right, share, shared);\ntile.give(share, shared, {});\n",
+                kernel.source(),
+                of(&views[0]),
+                of(&views[1]),
+                closure("int row, int column, float sum")
+            )
+        }
+        Kernel::Dots { few, large, turned } | Kernel::Columns { few, each: large, turned } => {
+            let (operands, first, counts, parameters) = match turned {
+                false => ("right, left", "share.column", "share.columns, share.rows", "int column, int row, float sum"),
+                true => ("left, right", "share.row", "share.rows, share.columns", "int row, int column, float sum"),
+            };
+            let view = &views[usize::from(!turned)];
+            let take = closure(parameters);
+            if let Kernel::Dots { .. } = kernel {
+                let vector = if view.by_deep { view.vector } else { 1 };
+                format!(
+                    "const int first = {first} + int(threadIdx.x) / 32 * {large};\n\
+                     dot_products<{few}, {large}, {vector}>({operands}, first, {counts}, share.deep, share.end, {take});\n"
+                )
+            } else {
+                let (warps, vector) = (super::tiles::VECTOR_WARPS, large);
+                format!(
+                    "SHARED_BYTES(float, shared);\n\
+                     column_sums<{few}, {warps}, {vector}>({operands}, {first}, {counts}, share.deep, share.end, shared, {take});\n"
+                )
+            }
+        }
+        Kernel::Window { window: [high, wide], turned } => {
+            let (operands, position) = match turned {
+                false => ("right, left", "const int row = share.row, column = share.column + int(threadIdx.x);"),
+                true => ("left, right", "const int row = share.row + int(threadIdx.x), column = share.column;"),
+            };
+            let at = if *turned { "row, column" } else { "column, row" };
+            format!(
+                "{position}\nif (row >= share.rows || column >= share.columns) return;\n\
+                 const float sum = window_sum<{high}, {wide}>({operands}, {at});\n{take}"
+            )
+        }
+    }
+}
+
+/// Whether all numbers of indices fit in 31 bits, with room for the tiles' overhang.
+pub fn check_sizes(problem: &Problem, bounds: &Env) -> Result<(), SpecError> {
+    let most = i64::from(i32::MAX) - (1 << 16);
+    let sizes = problem.sizes(bounds);
+    if sizes.iter().any(|&n| n > most) {
+        return Err(SpecError(format!("a product of rows, columns, contracted elements and products {sizes:?}: at most {most} each")));
+    }
+    Ok(())
+}

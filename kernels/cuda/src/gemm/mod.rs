@@ -1,0 +1,103 @@
+//! Matrix products, and whatever else is a sum of products along an axis: convolutions are lowered through here too.
+//!
+//! A [`Problem`] says which axes are rows, columns and contracted, and how both operands are walked; strides, sizes and
+//! divisors are words of the launch, so that one function serves many shapes. [`plan`] estimates what each kernel of
+//! [`tiles`] would take, with the contracted axis whole or cut into parts that a second kernel adds in a fixed order: the same
+//! sizes give the same bits on every run. The CUDA side stands in `sides.cuh` (indices to elements), `tiles.cuh` (to shared
+//! memory and through it), `registers.cuh` and `tensor.cuh` (the multiplications), `vectors.cuh` (few rows or columns).
+
+mod emit;
+pub(crate) mod plan;
+pub(crate) mod problem;
+pub(crate) mod tiles;
+
+use slabwise_kernels::cpu::SpecError;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{Body, Spec};
+
+use crate::conv;
+use crate::lower::{Function, Lowered, Target};
+use plan::{Choice, Plan};
+use problem::Problem;
+use tiles::{Elem, Kernel};
+
+/// One way to compute a product.
+#[derive(Debug)]
+pub struct Candidate {
+    /// Kernel and parts, as text: `gemm_128x64 in 3 parts`.
+    pub name: String,
+    /// What its estimate says, in cycles of a multiprocessor: only to compare candidates of one spec.
+    pub cycles: f64,
+    /// The launches.
+    pub lowered: Lowered,
+}
+
+/// The ways to compute a matrix product or a convolution, the one with the smallest estimate first.
+///
+/// The first is what [`crate::lower`] takes: the choice follows from the sizes at the bounds and the target alone. A run time
+/// with a device may time the first few, beside what a library offers for the same spec, and keep the fastest: all compute the
+/// same sums, in different orders.
+pub fn candidates(spec: &Spec, bounds: &Env, target: &Target) -> Result<Vec<Candidate>, SpecError> {
+    let (problems, plans) = ranked(spec, bounds, target)?;
+    plans.iter().map(|plans| candidate(spec, &problems, plans, bounds, target)).collect()
+}
+
+/// Source for a matrix product or a convolution: the first of the candidates.
+pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
+    let (problems, plans) = ranked(spec, bounds, target)?;
+    let best = plans.first().ok_or_else(|| SpecError("no kernel fits in the shared memory of the device".into()))?;
+    Ok(candidate(spec, &problems, best, bounds, target)?.lowered)
+}
+
+/// The problems that together fill the result, and the plans for them (one for each problem), the best first.
+fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<(Vec<Problem>, Vec<Vec<Plan>>), SpecError> {
+    let (problems, direct) = match &spec.body {
+        Body::Matmul(body) => (vec![Problem::matmul(spec, body)?.oriented(spec)], None),
+        Body::Conv2d(body) => conv::problems(spec, body, bounds)?,
+        _ => return Err(SpecError("neither a matrix product nor a convolution".into())),
+    };
+    if target.sm < 80 {
+        return Err(SpecError(format!("products need a device of compute capability 8.0, not {}.{}", target.sm / 10, target.sm % 10)));
+    }
+    let Some(widest) = problems.iter().max_by_key(|p| p.sizes(bounds).iter().fold(1i64, |a, &b| a.saturating_mul(b))) else {
+        return Err(SpecError("a product of nothing".into()));
+    };
+    for problem in &problems {
+        emit::check_sizes(problem, bounds)?;
+    }
+    let elems = [Elem::of(widest.left.dtype)?, Elem::of(widest.right.dtype)?];
+    let views = emit::views(widest, elems, false, bounds);
+    let choice = Choice { sizes: widest.sizes(bounds), views: [&views[0], &views[1]], elems, target };
+    let mut plans: Vec<Vec<Plan>> = choice.plans().into_iter().map(|plan| vec![plan; problems.len()]).collect();
+    // Few elements and no channels to sum over: no tile is as good as that.
+    plans.splice(0..0, direct.map(|kernels| kernels.into_iter().map(|kernel| Plan { kernel, parts: 1, cycles: 0.0 }).collect()));
+    Ok((problems, plans))
+}
+
+fn candidate(spec: &Spec, problems: &[Problem], plans: &[Plan], bounds: &Env, target: &Target) -> Result<Candidate, SpecError> {
+    let mut functions: Vec<Function> = Vec::new();
+    let mut launches = Vec::new();
+    let mut workspace = 0;
+    for (problem, plan) in problems.iter().zip(plans) {
+        // Problems run one after the other: their parts share the workspace.
+        workspace = workspace.max(emit::workspace(problem, plan, bounds));
+        for launchable in emit::launchables(spec, problem, plan, bounds, target)? {
+            let at = functions.iter().position(|f| *f == launchable.function).unwrap_or_else(|| {
+                functions.push(launchable.function.clone());
+                functions.len() - 1
+            });
+            launches.push((at, launchable.dispatch));
+        }
+    }
+    let lowered = Lowered::new(functions, workspace, move |env| {
+        let run = |(at, dispatch): &(usize, Box<dyn Fn(&Env) -> crate::lower::Dispatch + Send + Sync>)| {
+            let mut dispatch = dispatch(env);
+            dispatch.function = *at;
+            dispatch
+        };
+        launches.iter().map(run).collect()
+    });
+    let plan = &plans[0];
+    let parts = if plan.parts > 1 { format!(" in {} parts", plan.parts) } else { String::new() };
+    Ok(Candidate { name: plan.kernel.name() + &parts, cycles: plan.cycles, lowered })
+}

@@ -1,0 +1,188 @@
+//! Which kernel, and into how many parts the contracted axis is cut: an estimate of the time of every choice.
+//!
+//! The estimate counts, in cycles of a multiprocessor, the multiplications of a wave of blocks, the bytes from memory, and what a
+//! wave takes at least. The rates are those of an A100; only their proportions matter, to an order of the choices that is right
+//! more often than not. Where a device is at hand, the first few are timed.
+
+use super::problem::View;
+use super::tiles::{Elem, Kernel, REGISTER_TILES, TENSOR_TILES, VECTOR_WARPS};
+use crate::lower::Target;
+
+/// A way to compute a product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// By this kernel.
+    pub kernel: Kernel,
+    /// Parts of the contracted axis, summed by a second kernel if there is more than one.
+    pub parts: i64,
+    /// The estimate, cycles.
+    pub cycles: f64,
+}
+
+/// The sizes of a product: rows, columns, length of the contracted axis, products; all together or largest of its phases.
+pub type Sizes = [i64; 4];
+
+/// Bytes per cycle of a multiprocessor's share of the memory's bandwidth.
+const MEMORY_RATE: f64 = 13.0;
+/// The same of the L2 cache.
+const CACHE_RATE: f64 = 32.0;
+/// Cycles from the start of a kernel to its first multiplication and from its last to the end.
+const START: f64 = 2000.0;
+/// Cycles between two kernels.
+const LAUNCH: f64 = 3000.0;
+/// Most rows or columns that the kernels for few take.
+const FEW: i64 = 8;
+/// Most parts.
+const PARTS: i64 = 256;
+
+/// What is known about a product when its kernel is chosen.
+pub struct Choice<'a> {
+    /// Its sizes at the bounds.
+    pub sizes: Sizes,
+    /// Both operands.
+    pub views: [&'a View; 2],
+    /// How they are stored.
+    pub elems: [Elem; 2],
+    /// For whom.
+    pub target: &'a Target,
+}
+
+impl Choice<'_> {
+    /// Every plan that computes the product, the one with the smallest estimate first.
+    pub fn plans(&self) -> Vec<Plan> {
+        let mut plans: Vec<Plan> = Vec::new();
+        for kernel in self.kernels() {
+            if kernel.shared_bytes() > i64::from(self.target.shared_bytes_max) {
+                continue;
+            }
+            let mut of_kernel: Vec<Plan> =
+                self.parts(&kernel).into_iter().map(|parts| Plan { kernel, parts, cycles: self.cycles(&kernel, parts) }).collect();
+            of_kernel.sort_by(|a, b| a.cycles.total_cmp(&b.cycles));
+            // Of the numbers of parts, the best and the second best.
+            plans.extend(of_kernel.into_iter().take(2));
+        }
+        plans.sort_by(|a, b| a.cycles.total_cmp(&b.cycles));
+        plans
+    }
+
+    fn kernels(&self) -> Vec<Kernel> {
+        let [left, right] = self.elems;
+        let mut list = Vec::new();
+        if left == right && (left != Elem::F32 || self.target.tf32) {
+            list.extend(TENSOR_TILES.map(|t| Kernel::Tensor(t, left)));
+        } else {
+            list.extend(REGISTER_TILES.map(Kernel::Registers));
+        }
+        let [rows, columns, ..] = self.sizes;
+        for (turned, few, many) in [(false, rows, columns), (true, columns, rows)] {
+            if few > FEW || (turned && rows <= FEW && rows <= columns) || (!turned && columns <= FEW && columns < rows) {
+                continue;
+            }
+            let few = [1, 2, 4, 8].into_iter().find(|&n| few <= n).unwrap_or(FEW);
+            let large = self.views[usize::from(!turned)];
+            if large.by_deep {
+                list.extend([1, 4].into_iter().filter(|n| *n == 1 || many >= 4 * 4).map(|large| Kernel::Dots { few, large, turned }));
+            } else {
+                list.extend([1, 4].into_iter().filter(|n| *n == 1 || many >= 256).map(|each| Kernel::Columns { few, each, turned }));
+            }
+        }
+        list
+    }
+
+    /// Numbers of parts worth a thought: the contracted axis in a few long parts, while multiprocessors are left over.
+    fn parts(&self, kernel: &Kernel) -> Vec<i64> {
+        let [rows, columns, deep, products] = self.sizes;
+        let blocks = self.blocks(kernel, 1);
+        let slots = i64::from(self.target.multiprocessors.max(1)) * kernel.blocks();
+        let points = rows.saturating_mul(columns).saturating_mul(products);
+        let mut list = vec![1];
+        let mut parts = 2;
+        while parts <= PARTS
+            && blocks.saturating_mul(parts / 2) < slots
+            && deep / parts >= 4 * kernel.deep()
+            && points.saturating_mul(parts) < i64::from(i32::MAX)
+        {
+            list.push(parts);
+            parts += (parts / 2).max(1);
+        }
+        list
+    }
+
+    fn blocks(&self, kernel: &Kernel, parts: i64) -> i64 {
+        let [rows, columns, _, products] = self.sizes;
+        let [high, wide] = kernel.tile();
+        [(rows + high - 1) / high, (columns + wide - 1) / wide, products, parts].iter().fold(1, |p: i64, &n| p.saturating_mul(n))
+    }
+
+    fn cycles(&self, kernel: &Kernel, parts: i64) -> f64 {
+        let [rows, columns, deep, products] = self.sizes.map(|n| n as f64);
+        let multiprocessors = f64::from(self.target.multiprocessors.max(1));
+        let blocks = self.blocks(kernel, parts) as f64;
+        let steps = (deep / parts as f64).max(1.0);
+        let [high, wide] = kernel.tile().map(|n| n as f64);
+        let [left, right] = self.elems.map(|e| e.bytes() as f64);
+        // From memory everything once, from the cache once per tile.
+        let memory = products * (rows * deep * left + deep * columns * right + rows * columns * 4.0) / (multiprocessors * MEMORY_RATE);
+        let cache = blocks * steps * (high * left + wide * right) / (multiprocessors * CACHE_RATE);
+        let compute = match kernel {
+            Kernel::Registers(t) => {
+                // Reads of shared memory beside the multiplications of a step, and elements that cannot be moved in vectors.
+                let work = (t.high * t.wide) as f64;
+                let reads = 2.0 * (t.high + t.wide) as f64 / 4.0;
+                let moved = self.moved(kernel) * (high + wide) / t.threads() as f64;
+                let each = (work + reads + moved) / work;
+                self.waves(blocks, kernel, high * wide * steps * each / 128.0, steps * work * 1.5)
+            }
+            Kernel::Tensor(t, elem) => {
+                let rate = if *elem == Elem::F32 { 512.0 } else { 1024.0 };
+                let moved = self.moved(kernel) * (high + wide) * steps / 128.0;
+                let warp = (t.high * t.wide) as f64 * steps * 4.0 / rate;
+                // Small warps read each fragment for fewer multiplications.
+                let each = 1.0 + 24.0 * (1.0 / t.high as f64 + 1.0 / t.wide as f64) / 2.0;
+                self.waves(blocks, kernel, high * wide * steps * each / rate + moved, 2.0 * warp)
+            }
+            Kernel::Dots { few, large, .. } => {
+                let turns = steps / 32.0 / self.views.map(|v| v.vector).into_iter().max().unwrap_or(1) as f64;
+                let work = VECTOR_WARPS as f64 * (steps / 32.0) * (few * large + few + large) as f64 / 4.0;
+                self.waves(blocks, kernel, work, turns * 600.0)
+            }
+            Kernel::Columns { few, each, .. } => {
+                let turns = steps / VECTOR_WARPS as f64;
+                let work = steps * (few * each + 2 * few + each) as f64 / 4.0;
+                self.waves(blocks, kernel, work, turns * 150.0)
+            }
+            Kernel::Window { window, .. } => {
+                let work = VECTOR_WARPS as f64 * (window[0] * window[1]) as f64 * 10.0 / 4.0;
+                self.waves(blocks, kernel, work, work)
+            }
+        };
+        let sum = if parts > 1 {
+            LAUNCH + 2.0 * 4.0 * parts as f64 * rows * columns * products / (multiprocessors * CACHE_RATE / 2.0)
+        } else {
+            0.0
+        };
+        START + compute.max(memory).max(cache) + sum
+    }
+
+    /// Instructions to move an element of a tile, all threads together, on average over both operands.
+    fn moved(&self, kernel: &Kernel) -> f64 {
+        let each = self.views.map(|view| {
+            let vector = if view.by_deep && !kernel.vectors_by_deep() { 1 } else { view.vector };
+            let locate = if view.window.is_some() { 14.0 } else { 5.0 };
+            locate / vector as f64
+        });
+        (each[0] + each[1]) / 2.0
+    }
+
+    /// Cycles of blocks that keep a multiprocessor busy for `work` cycles each, and take `least` cycles at least.
+    fn waves(&self, blocks: f64, kernel: &Kernel, work: f64, least: f64) -> f64 {
+        let multiprocessors = f64::from(self.target.multiprocessors.max(1));
+        let held = kernel.blocks() as f64;
+        let warps = kernel.threads() as f64 / 32.0;
+        // Eight warps hide the latencies of each other; fewer do not.
+        let of = |n: f64| if n == 0.0 { 0.0 } else { (n * work / (n * warps / 8.0).min(1.0)).max(least) };
+        let waves = (blocks / (multiprocessors * held)).floor();
+        let rest = ((blocks - waves * multiprocessors * held) / multiprocessors).ceil();
+        waves * of(held) + of(rest)
+    }
+}

@@ -1,0 +1,73 @@
+// Products in single precision: every thread keeps a small tile of the result in registers.
+
+/// ROWS × COLUMNS of the result per block, HIGH × WIDE per thread, DEEP steps at a time, STAGES tiles in shared memory. A warp is 8
+/// threads high and 4 wide; a thread's rows come in groups of 4 with the groups of its 7 neighbours between them, columns likewise,
+/// so that a warp reads runs of neighbours.
+template <int ROWS_, int COLUMNS_, int DEEP_, int HIGH, int WIDE, int STAGES>
+struct RegisterTile {
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEEP = DEEP_;
+    static constexpr int THREADS = ROWS / HIGH * (COLUMNS / WIDE), WARPS_WIDE = COLUMNS / (4 * WIDE);
+    /// Rows of the result that go out at a time, and elements from one to the next in shared memory.
+    static constexpr int SLICE = ROWS / HIGH, LEAD = COLUMNS + 16;
+
+    float sum[HIGH][WIDE];
+
+    template <bool LEFT_BY_DEEP, int LEFT_V, bool RIGHT_BY_DEEP, int RIGHT_V, class Left, class Right, class Share>
+    SLABWISE_METHOD void product(const Left& a, const Right& b, const Share& share, float* shared) {
+        using LeftTile = Steps<ROWS, DEEP>;
+        using RightTile = Steps<COLUMNS, DEEP>;
+        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V> left(a, share.row, share.rows);
+        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V> right(b, share.column, share.columns);
+        const int row = first_row(int(threadIdx.x)), column = first_column(int(threadIdx.x));
+#pragma unroll
+        for (int i = 0; i < HIGH; ++i)
+#pragma unroll
+            for (int j = 0; j < WIDE; ++j) sum[i][j] = 0.0f;
+        walk<STAGES, DEEP>(left, right, shared, shared + STAGES * LeftTile::SIZE, LeftTile::SIZE, RightTile::SIZE, share.deep, share.end,
+                           [&](const float* x, const float* y) {
+#pragma unroll
+            for (int k = 0; k < DEEP; ++k) {
+                Vec<float, 4> down[HIGH / 4], across[WIDE / 4];
+#pragma unroll
+                for (int i = 0; i < HIGH / 4; ++i) down[i] = load_vec<Vec<float, 4>>(x + LeftTile::at(row + i * 32, k));
+#pragma unroll
+                for (int j = 0; j < WIDE / 4; ++j) across[j] = load_vec<Vec<float, 4>>(y + RightTile::at(column + j * 16, k));
+#pragma unroll
+                for (int i = 0; i < HIGH; ++i)
+#pragma unroll
+                    for (int j = 0; j < WIDE; ++j) sum[i][j] = fmaf(down[i / 4].v[i % 4], across[j / 4].v[j % 4], sum[i][j]);
+            }
+        });
+    }
+    static SLABWISE_METHOD int first_row(int thread) { return thread / 32 / WARPS_WIDE * 8 * HIGH + thread % 32 / 4 * 4; }
+    static SLABWISE_METHOD int first_column(int thread) { return thread / 32 % WARPS_WIDE * 4 * WIDE + thread % 4 * 4; }
+
+    /// Hands every element of the tile to `take(row, column, sum)`, neighbouring columns to neighbouring threads: through shared
+    /// memory, one row of every thread at a time. The registers move up instead of being indexed, so that `take` stands in the
+    /// code once.
+    template <class Share, class Take>
+    SLABWISE_METHOD void give(const Share& share, float* shared, Take take) {
+        const int thread = int(threadIdx.x), slot = thread / 32 / WARPS_WIDE * 8 + thread % 32 / 4;
+#pragma unroll 1
+        for (int i = 0; i < HIGH; ++i) {
+#pragma unroll
+            for (int j = 0; j < WIDE / 4; ++j) {
+                const Vec<float, 4> four = {{sum[0][4 * j], sum[0][4 * j + 1], sum[0][4 * j + 2], sum[0][4 * j + 3]}};
+                store_vec(shared + slot * LEAD + first_column(thread) + j * 16, four);
+            }
+            __syncthreads();
+#pragma unroll 2
+            for (int at = thread; at < SLICE * COLUMNS; at += THREADS) {
+                const int from = at / COLUMNS, column = at % COLUMNS;
+                const int row = from / 8 * 8 * HIGH + i / 4 * 32 + from % 8 * 4 + i % 4;
+                if (share.row + row < share.rows && share.column + column < share.columns)
+                    take(share.row + row, share.column + column, shared[from * LEAD + column]);
+            }
+            __syncthreads();
+#pragma unroll
+            for (int up = 0; up + 1 < HIGH; ++up)
+#pragma unroll
+                for (int j = 0; j < WIDE; ++j) sum[up][j] = sum[up + 1][j];
+        }
+    }
+};

@@ -1,0 +1,85 @@
+// Matrices that need not lie in memory as matrices: how an index along a side of one leads to an element.
+
+#define SLABWISE_METHOD __device__ __forceinline__
+
+/// n / d for 0 <= n < 2^31; the word holds the multiplier, and above it the shift.
+SLABWISE_INLINE int quotient(int n, u64 divisor) { return int(__umulhi(unsigned(n) * 2u, unsigned(divisor)) >> unsigned(divisor >> 32)); }
+
+/// Elements from the first one; for a windowed matrix also the position in the image, or its part that this side decides.
+template <class Offset>
+struct Place {
+    Offset offset;
+    int y, x;
+};
+
+/// One side, spread over AXES axes of the operand, the outermost first. Words from AT on: the stride of every axis; size and
+/// divisor of every axis but the outermost; for a window where y starts, its step along axis 1, where x starts, its step
+/// along axis 2.
+template <class Offset, int AT, int AXES, bool WINDOW>
+struct Side {
+    static SLABWISE_METHOD Place<Offset> at(const u64* w, int index) {
+        int along[AXES];
+#pragma unroll
+        for (int axis = AXES - 1; axis > 0; --axis) {
+            along[axis] = index;
+            index = quotient(index, w[AT + AXES + 2 * (axis - 1) + 1]);
+            along[axis] -= index * int(w[AT + AXES + 2 * (axis - 1)]);
+        }
+        along[0] = index;
+        return place(w, along);
+    }
+    static SLABWISE_METHOD Place<Offset> place(const u64* w, const int (&along)[AXES]) {
+        Place<Offset> place = {0, 0, 0};
+#pragma unroll
+        for (int axis = 0; axis < AXES; ++axis) place.offset += Offset(along[axis]) * Offset(w[AT + axis]);
+        if constexpr (WINDOW) {
+            place.y = int(w[AT + 3 * AXES - 2]) + along[1] * int(w[AT + 3 * AXES - 1]);
+            place.x = int(w[AT + 3 * AXES]) + along[2] * int(w[AT + 3 * AXES + 1]);
+        }
+        return place;
+    }
+};
+
+/// An operand of a product. FREE is the side that the result shares, DEEP the contracted one, BATCH what tells one product from
+/// the next. The address is word ADDRESS. Words from AT on: elements before the first; whether neighbours along the contiguous
+/// side always come in whole, aligned vectors of 16 bytes; for a window the image's height and width.
+template <class E, class Offset, int ADDRESS, int AT, class BATCH, class FREE, class DEEP, bool WINDOW>
+struct Matrix {
+    using Element = E;
+    using Free = FREE;
+    using Deep = DEEP;
+    using Spot = Place<Offset>;
+
+    const u64* w;
+    const E* first;
+
+    SLABWISE_METHOD Matrix(const u64* words, int batch) : w(words) {
+        first = reinterpret_cast<const E*>(w[ADDRESS]) + (long long)(w[AT]) + BATCH::at(w, batch).offset;
+    }
+    /// Whether vectors of 16 bytes are aligned and never cross the end of an axis.
+    SLABWISE_METHOD bool whole() const { return w[AT + 1] != 0; }
+    /// Whether the element lies in the image.
+    SLABWISE_METHOD bool inside(const Spot& free, const Spot& deep) const {
+        return !WINDOW || (unsigned(free.y + deep.y) < unsigned(w[AT + 2]) && unsigned(free.x + deep.x) < unsigned(w[AT + 3]));
+    }
+    SLABWISE_METHOD const E* address(const Spot& free, const Spot& deep) const { return first + (free.offset + deep.offset); }
+};
+
+SLABWISE_INLINE float widen(float x) { return x; }
+
+template <class A, class B>
+struct Same {
+    static constexpr bool value = false;
+};
+template <class A>
+struct Same<A, A> {
+    static constexpr bool value = true;
+};
+
+/// The sum of what every part of the contracted axis gave for element `i` of `total`, in the order of the parts.
+SLABWISE_INLINE float sum_of_parts(const float* partial, int i, int total, int parts) {
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int part = 0; part < parts; ++part) sum += partial[(long long)(part) * total + i];
+    return sum;
+}

@@ -1,0 +1,142 @@
+// Products on tensor cores: f16 and bf16 operands, or f32 ones rounded to tf32, summed in single precision.
+
+/// Fragments of one step (32 bytes of the contracted axis): 16 rows of the left operand, or 16 columns of the right one.
+template <class E, class Layout, bool DEEP_ROWS>
+struct Fragments {
+    /// The left operand's, as `mma` takes them.
+    static SLABWISE_METHOD void left(unsigned (&a)[4], const E* tile, int row, int step) {
+        const int lane = int(threadIdx.x) % 32;
+        constexpr int CHUNK = 16 / sizeof(E);
+        if constexpr (DEEP_ROWS) {
+            ldmatrix_x4(a, tile + Layout::at(row + lane % 16, (2 * step + lane / 16) * CHUNK));
+        } else if constexpr (sizeof(E) == 2) {
+            ldmatrix_x4_trans(a, tile + Layout::at(row + lane / 8 % 2 * 8, 16 * step + lane / 16 * 8 + lane % 8));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                a[i] = __float_as_uint(tile[Layout::at(row + i % 2 * 8 + lane / 4, 8 * step + i / 2 * 4 + lane % 4)]);
+        }
+        round(a);
+    }
+    /// The right operand's: two of them, one for each 8 columns.
+    static SLABWISE_METHOD void right(unsigned (&b)[4], const E* tile, int column, int step) {
+        const int lane = int(threadIdx.x) % 32;
+        constexpr int CHUNK = 16 / sizeof(E);
+        if constexpr (DEEP_ROWS) {
+            ldmatrix_x4(b, tile + Layout::at(column + lane / 16 * 8 + lane % 8, (2 * step + lane / 8 % 2) * CHUNK));
+        } else if constexpr (sizeof(E) == 2) {
+            ldmatrix_x4_trans(b, tile + Layout::at(column + lane / 16 * 8, 16 * step + lane % 16));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                b[i] = __float_as_uint(tile[Layout::at(column + i / 2 * 8 + lane / 4, 8 * step + i % 2 * 4 + lane % 4)]);
+        }
+        round(b);
+    }
+    static SLABWISE_METHOD void round(unsigned (&x)[4]) {
+        if constexpr (sizeof(E) == 4) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = round_tf32(__uint_as_float(x[i]));
+        }
+    }
+};
+
+SLABWISE_INLINE void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], f16) { mma_m16n8k16_f16(d, a, b); }
+SLABWISE_INLINE void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], bf16) { mma_m16n8k16_bf16(d, a, b); }
+SLABWISE_INLINE void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], float) { mma_m16n8k8_tf32(d, a, b); }
+
+template <bool DEEP_ROWS, class E, int FREE, int DEEP>
+struct TensorLayout {
+    using Type = DeepRows<E, FREE, DEEP>;
+};
+template <class E, int FREE, int DEEP>
+struct TensorLayout<false, E, FREE, DEEP> {
+    using Type = FreeRows<E, FREE, DEEP>;
+};
+
+/// ROWS × COLUMNS of the result per block, HIGH × WIDE per warp, DEEP_BYTES of the contracted axis at a time, STAGES tiles in shared
+/// memory.
+template <class E, int ROWS_, int COLUMNS_, int DEEP_BYTES, int HIGH, int WIDE, int STAGES>
+struct TensorTile {
+    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEEP = DEEP_BYTES / sizeof(E);
+    static constexpr int WARPS_WIDE = COLUMNS / WIDE, WARPS_HIGH = ROWS / HIGH, THREADS = 32 * WARPS_WIDE * WARPS_HIGH;
+    static constexpr int SLICE = 16 * WARPS_HIGH, LEAD = COLUMNS + 8;
+
+    /// 16 rows and 8 columns each.
+    float sum[HIGH / 16][WIDE / 8][4];
+
+    template <bool LEFT_BY_DEEP, int LEFT_V, bool RIGHT_BY_DEEP, int RIGHT_V, class Left, class Right, class Share>
+    SLABWISE_METHOD void product(const Left& a, const Right& b, const Share& share, float* shared) {
+        using LeftTile = typename TensorLayout<LEFT_BY_DEEP, E, ROWS, DEEP>::Type;
+        using RightTile = typename TensorLayout<RIGHT_BY_DEEP, E, COLUMNS, DEEP>::Type;
+        Loader<Left, LeftTile, ROWS, DEEP, THREADS, LEFT_BY_DEEP, LEFT_V> left(a, share.row, share.rows);
+        Loader<Right, RightTile, COLUMNS, DEEP, THREADS, RIGHT_BY_DEEP, RIGHT_V> right(b, share.column, share.columns);
+        const int row = first_row(), column = first_column();
+#pragma unroll
+        for (int i = 0; i < HIGH / 16; ++i)
+#pragma unroll
+            for (int j = 0; j < WIDE / 8; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sum[i][j][e] = 0.0f;
+        E* tiles = reinterpret_cast<E*>(shared);
+        walk<STAGES, DEEP>(left, right, tiles, tiles + STAGES * LeftTile::SIZE, LeftTile::SIZE, RightTile::SIZE, share.deep, share.end,
+                           [&](const E* x, const E* y) {
+            constexpr int STEPS = DEEP_BYTES / 32;
+            // The fragments of the next step are read while this one's are multiplied.
+            unsigned down[2][HIGH / 16][4], across[2][WIDE / 16][4];
+            read<LeftTile, RightTile, LEFT_BY_DEEP, RIGHT_BY_DEEP>(down[0], across[0], x, y, row, column, 0);
+#pragma unroll
+            for (int step = 0; step < STEPS; ++step) {
+                const int now = step % 2;
+                if (step + 1 < STEPS)
+                    read<LeftTile, RightTile, LEFT_BY_DEEP, RIGHT_BY_DEEP>(down[1 - now], across[1 - now], x, y, row, column, step + 1);
+#pragma unroll
+                for (int i = 0; i < HIGH / 16; ++i)
+#pragma unroll
+                    for (int j = 0; j < WIDE / 8; ++j) {
+                        const unsigned pair[2] = {across[now][j / 2][j % 2 * 2], across[now][j / 2][j % 2 * 2 + 1]};
+                        multiply_add(sum[i][j], down[now][i], pair, E{});
+                    }
+            }
+        });
+    }
+    template <class LeftTile, class RightTile, bool LEFT_DEEP, bool RIGHT_DEEP>
+    static SLABWISE_METHOD void read(unsigned (&down)[HIGH / 16][4], unsigned (&across)[WIDE / 16][4], const E* x, const E* y, int row,
+                                     int column, int step) {
+#pragma unroll
+        for (int i = 0; i < HIGH / 16; ++i) Fragments<E, LeftTile, LEFT_DEEP>::left(down[i], x, row + 16 * i, step);
+#pragma unroll
+        for (int j = 0; j < WIDE / 16; ++j) Fragments<E, RightTile, RIGHT_DEEP>::right(across[j], y, column + 16 * j, step);
+    }
+    static SLABWISE_METHOD int first_row() { return int(threadIdx.x) / 32 / WARPS_WIDE * HIGH; }
+    static SLABWISE_METHOD int first_column() { return int(threadIdx.x) / 32 % WARPS_WIDE * WIDE; }
+
+    /// As `RegisterTile::give`, 16 rows of every warp at a time.
+    template <class Share, class Take>
+    SLABWISE_METHOD void give(const Share& share, float* shared, Take take) {
+        const int thread = int(threadIdx.x), lane = thread % 32, slot = first_row() / HIGH * 16 + lane / 4;
+#pragma unroll 1
+        for (int i = 0; i < HIGH / 16; ++i) {
+#pragma unroll
+            for (int j = 0; j < WIDE / 8; ++j) {
+                float* to = shared + slot * LEAD + first_column() + 8 * j + lane % 4 * 2;
+                store_vec(to, Vec<float, 2>{{sum[0][j][0], sum[0][j][1]}});
+                store_vec(to + 8 * LEAD, Vec<float, 2>{{sum[0][j][2], sum[0][j][3]}});
+            }
+            __syncthreads();
+#pragma unroll 2
+            for (int at = thread; at < SLICE * COLUMNS; at += THREADS) {
+                const int from = at / COLUMNS, column = at % COLUMNS, row = from / 16 * HIGH + i * 16 + from % 16;
+                if (share.row + row < share.rows && share.column + column < share.columns)
+                    take(share.row + row, share.column + column, shared[from * LEAD + column]);
+            }
+            __syncthreads();
+#pragma unroll
+            for (int up = 0; up + 1 < HIGH / 16; ++up)
+#pragma unroll
+                for (int j = 0; j < WIDE / 8; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) sum[up][j][e] = sum[up + 1][j][e];
+        }
+    }
+};

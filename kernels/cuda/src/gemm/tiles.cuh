@@ -1,0 +1,190 @@
+// What every tiled product shares: tiles of both operands on their way to shared memory, and results on their way out.
+
+/// A tile in shared memory for register tiling: the free elements of one step of the contracted axis side by side. The four
+/// elements of padding spread a column over the banks.
+template <int FREE, int DEEP>
+struct Steps {
+    using Element = float;
+    static constexpr int SIZE = DEEP * (FREE + 4);
+    static SLABWISE_METHOD int at(int free, int deep) { return deep * (FREE + 4) + free; }
+};
+
+/// A tile for tensor cores, contracted elements side by side. Chunks of 16 bytes are swapped so that the eight rows of a matrix
+/// that `ldmatrix` reads lie in different banks.
+template <class E, int FREE, int DEEP>
+struct DeepRows {
+    using Element = E;
+    static constexpr int SIZE = FREE * DEEP, CHUNK = 16 / sizeof(E), CHUNKS = DEEP / CHUNK;
+    static_assert(CHUNKS == 4 || CHUNKS == 8, "rows of 64 or 128 bytes");
+    static SLABWISE_METHOD int at(int free, int deep) {
+        const int swap = CHUNKS == 8 ? free & 7 : (free >> 1) & 3;
+        return free * DEEP + ((deep / CHUNK) ^ swap) * CHUNK + deep % CHUNK;
+    }
+};
+
+/// A tile for tensor cores, free elements side by side, in chunks swapped for the same reason.
+template <class E, int FREE, int DEEP>
+struct FreeRows {
+    using Element = E;
+    static constexpr int SIZE = FREE * DEEP, CHUNK = 16 / sizeof(E);
+    static_assert(FREE / CHUNK >= 8, "rows of at least 128 bytes");
+    static SLABWISE_METHOD int at(int free, int deep) {
+        const int swap = sizeof(E) == 2 ? deep & 7 : (deep & 3) * 2;
+        return deep * FREE + ((free / CHUNK) ^ swap) * CHUNK + free % CHUNK;
+    }
+};
+
+/// The part of one thread in moving tiles of FREE × DEEP elements to shared memory. Neighbouring threads take neighbours along the
+/// contracted axis (BY_DEEP) or the free one; V elements at a time. Elements outside the matrix arrive as zeros.
+template <class M, class Layout, int FREE, int DEEP, int THREADS, bool BY_DEEP, int V>
+struct Loader {
+    using E = typename M::Element;
+    using S = typename Layout::Element;
+    using Spot = typename M::Spot;
+    /// Places along the axis that neighbouring threads share, and across it.
+    static constexpr int ALONG = (BY_DEEP ? DEEP : FREE) / V, ACROSS = BY_DEEP ? FREE : DEEP;
+    static constexpr int TURNS_ALONG = ALONG > THREADS ? ALONG / THREADS : 1;
+    static constexpr int ROWS = ALONG > THREADS ? 1 : THREADS / ALONG;
+    static constexpr int TURNS_ACROSS = (ACROSS + ROWS - 1) / ROWS;
+    static constexpr int FREE_SPOTS = BY_DEEP ? TURNS_ACROSS : TURNS_ALONG, DEEP_SPOTS = BY_DEEP ? TURNS_ALONG : TURNS_ACROSS;
+    /// Whether elements go straight to shared memory; else they wait in registers, to be converted.
+    static constexpr bool STRAIGHT = Same<E, S>::value && sizeof(E) * V >= 4;
+
+    const M m;
+    int along, across, from, count;
+    bool whole;
+    Spot free[FREE_SPOTS];
+    S held[STRAIGHT ? 1 : TURNS_ALONG * TURNS_ACROSS];
+
+    /// For the tile whose first row or column is `from`, of `count`.
+    SLABWISE_METHOD Loader(const M& matrix, int from, int count) : m(matrix), from(from), count(count) {
+        along = int(threadIdx.x) % ALONG;
+        across = int(threadIdx.x) / ALONG;
+        whole = V > 1 && m.whole();
+#pragma unroll
+        for (int i = 0; i < FREE_SPOTS; ++i) free[i] = M::Free::at(m.w, from + free_at(i));
+    }
+    SLABWISE_METHOD int along_at(int i) const { return (along + i * THREADS) * V; }
+    SLABWISE_METHOD int across_at(int j) const { return across + j * ROWS; }
+    SLABWISE_METHOD int free_at(int i) const { return BY_DEEP ? across_at(i) : along_at(i); }
+    SLABWISE_METHOD int deep_at(int i) const { return BY_DEEP ? along_at(i) : across_at(i); }
+
+    /// Starts to move the tile whose contracted elements are `deep..` before `end`.
+    SLABWISE_METHOD void start(S* tile, int deep, int end) {
+        if (V > 1 && !whole) {
+#pragma unroll 1
+            for (int turn = 0; turn < TURNS_ALONG * TURNS_ACROSS; ++turn) apart(tile, turn / TURNS_ACROSS, turn % TURNS_ACROSS, deep, end);
+            return;
+        }
+        Spot steps[DEEP_SPOTS];
+#pragma unroll
+        for (int i = 0; i < DEEP_SPOTS; ++i) steps[i] = M::Deep::at(m.w, deep + deep_at(i));
+#pragma unroll
+        for (int i = 0; i < TURNS_ALONG; ++i) {
+#pragma unroll
+            for (int j = 0; j < TURNS_ACROSS; ++j) {
+                if (ACROSS % ROWS != 0 && across_at(j) >= ACROSS) continue;
+                const int f = BY_DEEP ? j : i, d = BY_DEEP ? i : j;
+                const bool wanted = from + free_at(f) < count && deep + deep_at(d) < end && m.inside(free[f], steps[d]);
+                const E* place = wanted ? m.address(free[f], steps[d]) : m.first;
+                if constexpr (STRAIGHT) copy_async<sizeof(E) * V>(tile + Layout::at(free_at(f), deep_at(d)), place, wanted);
+                else held[i * TURNS_ACROSS + j] = wanted ? S(convert(*place)) : S{};
+            }
+        }
+    }
+    /// Stores what waits in registers.
+    SLABWISE_METHOD void finish(S* tile) {
+        if constexpr (!STRAIGHT) {
+#pragma unroll
+            for (int i = 0; i < TURNS_ALONG; ++i) {
+#pragma unroll
+                for (int j = 0; j < TURNS_ACROSS; ++j) {
+                    if (ACROSS % ROWS != 0 && across_at(j) >= ACROSS) continue;
+                    tile[Layout::at(BY_DEEP ? across_at(j) : along_at(i), BY_DEEP ? along_at(i) : across_at(j))] =
+                        held[i * TURNS_ACROSS + j];
+                }
+            }
+        }
+    }
+    static SLABWISE_METHOD auto convert(E x) {
+        if constexpr (Same<E, S>::value) return x;
+        else return widen(x);
+    }
+    /// One turn element by element, where vectors would not be aligned or not whole.
+    SLABWISE_METHOD void apart(S* tile, int i, int j, int deep, int end) const {
+        if (across_at(j) >= ACROSS) return;
+        const int f = BY_DEEP ? across_at(j) : along_at(i), d = BY_DEEP ? along_at(i) : across_at(j);
+        S* to = tile + Layout::at(f, d);
+#pragma unroll 1
+        for (int e = 0; e < V; ++e) {
+            const int row = from + f + (BY_DEEP ? 0 : e), k = deep + d + (BY_DEEP ? e : 0);
+            const Spot spot = M::Free::at(m.w, row), step = M::Deep::at(m.w, k);
+            const bool wanted = row < count && k < end && m.inside(spot, step);
+            const E* place = wanted ? m.address(spot, step) : m.first;
+            if constexpr (sizeof(E) == 4) copy_async<4>(to + e, place, wanted);
+            else to[e] = wanted ? S(convert(*place)) : S{};
+        }
+    }
+};
+
+/// Walks the contracted axis from `deep` to `end`: while one tile is multiplied, those after it are on their way. `multiply` gets
+/// the tiles of both operands. Afterwards nothing is under way, and shared memory is free for other use.
+template <int STAGES, int DEEP, class LeftLoader, class RightLoader, class S, class Multiply>
+SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, S* lefts, S* rights, int left_size, int right_size, int deep, int end,
+                          Multiply multiply) {
+    int ahead = deep;
+#pragma unroll 1
+    for (int stage = 0; stage < STAGES - 1; ++stage, ahead += DEEP) {
+        if (ahead < end) {
+            left.start(lefts + stage * left_size, ahead, end);
+            right.start(rights + stage * right_size, ahead, end);
+            left.finish(lefts + stage * left_size);
+            right.finish(rights + stage * right_size);
+        }
+        copy_async_commit();
+    }
+    int read = 0, write = STAGES - 1;
+#pragma unroll 1
+    for (; deep < end; deep += DEEP, ahead += DEEP) {
+        // This thread's part of the next tile is there; after the barrier everybody's is, and the tile before it is no longer read.
+        copy_async_wait<STAGES - 2>();
+        __syncthreads();
+        const bool more = ahead < end;
+        if (more) {
+            left.start(lefts + write * left_size, ahead, end);
+            right.start(rights + write * right_size, ahead, end);
+        }
+        copy_async_commit();
+        multiply(lefts + read * left_size, rights + read * right_size);
+        if (more) {
+            left.finish(lefts + write * left_size);
+            right.finish(rights + write * right_size);
+        }
+        read = read + 1 == STAGES ? 0 : read + 1;
+        write = write + 1 == STAGES ? 0 : write + 1;
+    }
+    copy_async_wait<0>();
+    __syncthreads();
+}
+
+/// Which tile, which product and which part of the contracted axis are this block's. Words from AT on: rows, columns and length of
+/// the contracted axis, how many products, the length of a part.
+template <int AT, int ROWS, int COLUMNS>
+struct Share {
+    int row, column, rows, columns, batch, part, deep, end;
+
+    SLABWISE_METHOD Share(const u64* w) : rows(int(w[AT])), columns(int(w[AT + 1])) {
+        const int down = (rows + ROWS - 1) / ROWS, right = (columns + COLUMNS - 1) / COLUMNS;
+        const int tiles = down * right, tile = int(blockIdx.x % unsigned(tiles));
+        const int rest = int(blockIdx.x / unsigned(tiles)), batches = int(w[AT + 3]);
+        batch = rest % batches;
+        part = rest / batches;
+        // Blocks that run together form squares rather than strips, and share what they read in the L2 cache.
+        constexpr int BAND = 8;
+        const int band = tile / (BAND * right), high = min(down - band * BAND, BAND), within = tile - band * BAND * right;
+        row = (band * BAND + within % high) * ROWS;
+        column = within / high * COLUMNS;
+        deep = part * int(w[AT + 4]);
+        end = min(deep + int(w[AT + 4]), int(w[AT + 2]));
+    }
+};

@@ -1,0 +1,281 @@
+//! The kernels a product may be computed by: the shapes of their tiles, and what these cost in threads and shared memory.
+
+use slabwise_kernels::cpu::SpecError;
+use slabwise_kernels::dtype::DType;
+
+/// How operands are stored, as seen by products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Elem {
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+    /// The upper half of single precision.
+    Bf16,
+}
+
+impl Elem {
+    /// Every one.
+    pub const ALL: [Elem; 3] = [Elem::F32, Elem::F16, Elem::Bf16];
+
+    /// The row of a type.
+    pub fn of(dtype: DType) -> Result<Elem, SpecError> {
+        match dtype {
+            DType::F32 => Ok(Elem::F32),
+            other => Err(SpecError(format!("a product of {other}"))),
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> i64 {
+        match self {
+            Elem::F32 => 4,
+            Elem::F16 | Elem::Bf16 => 2,
+        }
+    }
+
+    /// Its name in CUDA.
+    pub fn name(self) -> &'static str {
+        match self {
+            Elem::F32 => "float",
+            Elem::F16 => "f16",
+            Elem::Bf16 => "bf16",
+        }
+    }
+}
+
+/// A tile whose threads keep their part of the result in registers (`RegisterTile` in `registers.cuh`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RegisterTile {
+    /// Rows of the result per block.
+    pub rows: i64,
+    /// Columns of the result per block.
+    pub columns: i64,
+    /// Steps along the contracted axis per turn.
+    pub deep: i64,
+    /// Rows per thread.
+    pub high: i64,
+    /// Columns per thread.
+    pub wide: i64,
+    /// Tiles in shared memory.
+    pub stages: i64,
+    /// Blocks that a multiprocessor's registers must hold.
+    pub blocks: i64,
+}
+
+/// A tile for tensor cores (`TensorTile` in `tensor.cuh`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorTile {
+    /// Rows of the result per block.
+    pub rows: i64,
+    /// Columns of the result per block.
+    pub columns: i64,
+    /// Bytes along the contracted axis per turn.
+    pub deep_bytes: i64,
+    /// Rows per warp.
+    pub high: i64,
+    /// Columns per warp.
+    pub wide: i64,
+    /// Tiles in shared memory.
+    pub stages: i64,
+    /// Blocks that a multiprocessor's registers must hold.
+    pub blocks: i64,
+}
+
+const fn registers(shape: [i64; 5], stages: i64, blocks: i64) -> RegisterTile {
+    let [rows, columns, deep, high, wide] = shape;
+    RegisterTile { rows, columns, deep, high, wide, stages, blocks }
+}
+
+const fn tensor(shape: [i64; 5], stages: i64, blocks: i64) -> TensorTile {
+    let [rows, columns, deep_bytes, high, wide] = shape;
+    TensorTile { rows, columns, deep_bytes, high, wide, stages, blocks }
+}
+
+/// Tiles for single precision: rows, columns, steps, rows and columns per thread.
+pub const REGISTER_TILES: [RegisterTile; 7] = [
+    registers([128, 128, 8, 8, 8], 4, 2),
+    registers([128, 64, 8, 8, 8], 4, 3),
+    registers([64, 128, 8, 8, 8], 4, 3),
+    registers([64, 64, 8, 8, 4], 4, 4),
+    registers([32, 128, 8, 4, 8], 4, 4),
+    registers([128, 32, 8, 8, 4], 4, 4),
+    registers([32, 32, 16, 4, 4], 4, 8),
+];
+
+/// Tiles for tensor cores: rows, columns, bytes along the contracted axis, rows and columns per warp.
+pub const TENSOR_TILES: [TensorTile; 5] = [
+    tensor([128, 256, 64, 64, 64], 4, 1),
+    tensor([128, 128, 64, 64, 64], 4, 2),
+    tensor([128, 64, 64, 64, 32], 4, 2),
+    tensor([64, 128, 64, 32, 64], 4, 2),
+    tensor([64, 64, 128, 32, 32], 3, 3),
+];
+
+impl RegisterTile {
+    /// Threads of a block.
+    pub fn threads(&self) -> i64 {
+        self.rows / self.high * (self.columns / self.wide)
+    }
+
+    /// Bytes of shared memory: the tiles on their way, and later a slice of the result.
+    pub fn shared_bytes(&self) -> i64 {
+        let tiles = self.stages * self.deep * (self.rows + 4 + self.columns + 4);
+        let slice = self.rows / self.high * (self.columns + 16);
+        4 * tiles.max(slice)
+    }
+
+    fn source(&self) -> String {
+        let RegisterTile { rows, columns, deep, high, wide, stages, .. } = self;
+        format!("RegisterTile<{rows}, {columns}, {deep}, {high}, {wide}, {stages}>")
+    }
+}
+
+impl TensorTile {
+    /// Threads of a block.
+    pub fn threads(&self) -> i64 {
+        32 * (self.rows / self.high) * (self.columns / self.wide)
+    }
+
+    /// As [`RegisterTile::shared_bytes`].
+    pub fn shared_bytes(&self) -> i64 {
+        let tiles = self.stages * self.deep_bytes * (self.rows + self.columns);
+        let slice = 4 * 16 * (self.rows / self.high) * (self.columns + 8);
+        tiles.max(slice)
+    }
+
+    fn source(&self, elem: Elem) -> String {
+        let TensorTile { rows, columns, deep_bytes, high, wide, stages, .. } = self;
+        format!("TensorTile<{}, {rows}, {columns}, {deep_bytes}, {high}, {wide}, {stages}>", elem.name())
+    }
+}
+
+/// Warps of a block of the kernels for few rows or columns.
+pub const VECTOR_WARPS: i64 = 8;
+
+/// A kernel for a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// Tiles in registers.
+    Registers(RegisterTile),
+    /// Tiles on tensor cores, of operands that are both stored so.
+    Tensor(TensorTile, Elem),
+    /// At most `few` rows (or columns, if `turned`); a warp sums along the contracted axis, for `large` vectors at a time.
+    Dots {
+        /// Most rows or columns.
+        few: i64,
+        /// Vectors of the large operand per warp.
+        large: i64,
+        /// Whether the columns are few, not the rows.
+        turned: bool,
+    },
+    /// The same; lanes go from vector to vector, `each` per lane.
+    Columns {
+        /// Most rows or columns.
+        few: i64,
+        /// Vectors of the large operand per lane.
+        each: i64,
+        /// Whether the columns are few, not the rows.
+        turned: bool,
+    },
+    /// A window on each channel for itself: a thread per position.
+    Window {
+        /// Height and width of the window.
+        window: [i64; 2],
+        /// Whether the image is the left operand, and its positions are rows.
+        turned: bool,
+    },
+}
+
+impl Kernel {
+    /// Threads of a block.
+    pub fn threads(&self) -> i64 {
+        match self {
+            Kernel::Registers(t) => t.threads(),
+            Kernel::Tensor(t, _) => t.threads(),
+            Kernel::Dots { .. } | Kernel::Columns { .. } | Kernel::Window { .. } => 32 * VECTOR_WARPS,
+        }
+    }
+
+    /// Blocks that a multiprocessor should hold at once.
+    pub fn blocks(&self) -> i64 {
+        match self {
+            Kernel::Registers(t) => t.blocks,
+            Kernel::Tensor(t, _) => t.blocks,
+            // Sixteen sums and more take registers.
+            Kernel::Dots { few, large, .. } => {
+                if few * large > 16 {
+                    2
+                } else {
+                    4
+                }
+            }
+            Kernel::Columns { few, each, .. } => {
+                if few * each > 16 {
+                    2
+                } else {
+                    4
+                }
+            }
+            Kernel::Window { .. } => 6,
+        }
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub fn shared_bytes(&self) -> i64 {
+        match self {
+            Kernel::Registers(t) => t.shared_bytes(),
+            Kernel::Tensor(t, _) => t.shared_bytes(),
+            Kernel::Columns { few, each, .. } => 4 * VECTOR_WARPS * few * each * 32,
+            Kernel::Dots { .. } | Kernel::Window { .. } => 0,
+        }
+    }
+
+    /// Rows and columns of the result per block.
+    pub fn tile(&self) -> [i64; 2] {
+        let turn = |turned: bool, [few, many]: [i64; 2]| if turned { [many, few] } else { [few, many] };
+        match *self {
+            Kernel::Registers(t) => [t.rows, t.columns],
+            Kernel::Tensor(t, _) => [t.rows, t.columns],
+            Kernel::Dots { few, large, turned } => turn(turned, [few, VECTOR_WARPS * large]),
+            Kernel::Columns { few, each, turned } => turn(turned, [few, 32 * each]),
+            Kernel::Window { turned, .. } => turn(turned, [1, 32 * VECTOR_WARPS]),
+        }
+    }
+
+    /// What parts of the contracted axis are multiples of.
+    pub fn deep(&self) -> i64 {
+        match self {
+            Kernel::Registers(t) => t.deep,
+            Kernel::Tensor(t, elem) => t.deep_bytes / elem.bytes(),
+            Kernel::Dots { .. } => 256,
+            Kernel::Columns { .. } | Kernel::Window { .. } => 64,
+        }
+    }
+
+    /// Whether threads that take neighbours along the contracted axis move whole vectors of 16 bytes.
+    pub fn vectors_by_deep(&self) -> bool {
+        !matches!(self, Kernel::Registers(_))
+    }
+
+    /// The type of its tile in CUDA.
+    pub fn source(&self) -> String {
+        match self {
+            Kernel::Registers(t) => t.source(),
+            Kernel::Tensor(t, elem) => t.source(*elem),
+            Kernel::Dots { .. } | Kernel::Columns { .. } | Kernel::Window { .. } => String::new(),
+        }
+    }
+
+    /// What its functions' names start with.
+    pub fn name(&self) -> String {
+        match self {
+            Kernel::Registers(t) => format!("gemm_{}x{}", t.rows, t.columns),
+            Kernel::Tensor(t, Elem::F32) => format!("gemm_tf32_{}x{}", t.rows, t.columns),
+            Kernel::Tensor(t, elem) => format!("gemm_{}_{}x{}", elem.name(), t.rows, t.columns),
+            Kernel::Dots { few, .. } => format!("gemv_dots_{few}"),
+            Kernel::Columns { few, .. } => format!("gemv_columns_{few}"),
+            Kernel::Window { window, .. } => format!("depthwise_{}x{}", window[0], window[1]),
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! The CUDA back end: turns a [`Spec`](slabwise_kernels::spec::Spec) into source, compiles it, launches it.
+//!
+//! It is a crate of its own inside `kernels` because a program that runs on the CPU alone should build without it, and
+//! because the CPU's kernels, which take long to compile, should not be compiled anew whenever a template of this one changes.
+
+pub mod cache;
+pub mod code;
+mod conv;
+mod device;
+pub mod driver;
+#[cfg(feature = "emulator")]
+pub mod emulator;
+mod gemm;
+pub mod libraries;
+mod lower;
+pub mod nvrtc;
+mod program;
+mod source;
+mod space;
+
+pub use device::{Device, Fault};
+pub use gemm::{Candidate, candidates};
+pub use lower::{Dispatch, Function, Lowered, Target, Word};
+pub use program::{Launch, LoadError, Program, workspace_bytes};
+pub use source::{PRELUDE, lower};
+pub use space::{Limits, Usage as MemoryUsage};

@@ -1,0 +1,298 @@
+//! NVIDIA's libraries: looked for, never required.
+//!
+//! A binary must start on a machine that has none of them. So each is looked for before the first call that needs it, in
+//! places that serve users in this order: the file that a variable names, the loader's own path, the usual folders of the
+//! CUDA toolkit and the driver, and the `nvidia-*` wheels of the active Python environment. What is found is opened by its
+//! path and stays open; whoever later asks the loader for it by name is given the same one.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// A library that a program may be the better for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Library {
+    /// The driver, which comes with the operating system's NVIDIA package.
+    Driver,
+    /// The compiler of kernels at run time.
+    Nvrtc,
+    /// Matrix products tuned by the vendor.
+    CublasLt,
+}
+
+/// Where a library was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// Where the library's variable says.
+    Variable,
+    /// On the loader's path.
+    Loader,
+    /// In a folder where the toolkit or the driver is usually installed.
+    Toolkit,
+    /// In a wheel of the active Python environment.
+    Wheel,
+}
+
+/// A library that is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The file, or the name that the loader knew.
+    pub file: PathBuf,
+    /// Where that is.
+    pub place: Place,
+}
+
+/// A library that is not there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{} was not found{why}; {}", library.name(), library.advice())]
+pub struct Missing {
+    /// Which.
+    pub library: Library,
+    /// What was tried, if that helps.
+    pub why: String,
+}
+
+impl Library {
+    /// All of them, in the order in which they are needed.
+    pub const ALL: [Library; 3] = [Library::Driver, Library::Nvrtc, Library::CublasLt];
+
+    /// Its name, as NVIDIA writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Library::Driver => "the CUDA driver (libcuda)",
+            Library::Nvrtc => "NVRTC (libnvrtc)",
+            Library::CublasLt => "cuBLASLt (libcublasLt)",
+        }
+    }
+
+    /// The variable that names its file or its folder.
+    pub fn variable(self) -> &'static str {
+        match self {
+            Library::Driver => "SLABWISE_LIBCUDA",
+            Library::Nvrtc => "SLABWISE_LIBNVRTC",
+            Library::CublasLt => "SLABWISE_LIBCUBLASLT",
+        }
+    }
+
+    /// What to do if it is missing.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Library::Driver => "install NVIDIA's driver, version 580 or newer, or name its file in SLABWISE_LIBCUDA",
+            Library::Nvrtc => "pip install nvidia-cuda-nvrtc==13.0.88, or install the CUDA toolkit, or name the file in SLABWISE_LIBNVRTC",
+            Library::CublasLt => "it is optional: pip install nvidia-cublas, or install the CUDA toolkit",
+        }
+    }
+
+    /// The file names it goes by, the best first. Major versions of NVRTC and cuBLASLt are those whose code a driver of 12
+    /// or 13 takes.
+    fn files(self) -> &'static [&'static str] {
+        match self {
+            Library::Driver => &["libcuda.so.1", "libcuda.so", "nvcuda.dll"],
+            Library::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+            Library::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+        }
+    }
+
+    /// What a library opens by name and must therefore be open before it, in its own folder: beginnings of file names.
+    fn companions(self) -> &'static [&'static str] {
+        match self {
+            Library::Nvrtc => &["libnvrtc-builtins.so."],
+            Library::Driver | Library::CublasLt => &[],
+        }
+    }
+
+    /// Finds and opens the library, once for the process.
+    ///
+    /// # Errors
+    /// If it is nowhere, or what the variable names cannot be opened.
+    pub fn open(self) -> Result<&'static Found, &'static Missing> {
+        static OPENED: [OnceLock<Result<Found, Missing>>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
+        OPENED[self as usize].get_or_init(|| find(self, &Surroundings::of_this_process())).as_ref()
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match self.place {
+            Place::Variable => "named by a variable",
+            Place::Loader => "on the loader's path",
+            Place::Toolkit => "installed",
+            Place::Wheel => "in a Python wheel",
+        };
+        write!(f, "{} ({place})", self.file.display())
+    }
+}
+
+/// What the search looks at besides the file system.
+struct Surroundings<'a> {
+    variable: &'a dyn Fn(&str) -> Option<OsString>,
+    /// Folders of Python packages that an interpreter on the path names.
+    python: &'a dyn Fn() -> Vec<PathBuf>,
+    /// Where installers put things.
+    roots: &'a [&'a str],
+}
+
+impl Surroundings<'_> {
+    fn of_this_process() -> Self {
+        const ROOTS: &[&str] = &["/usr/local/cuda", "/opt/cuda", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"];
+        Surroundings { variable: &|name| std::env::var_os(name), python: &python_packages, roots: ROOTS }
+    }
+
+    /// Folders in which a toolkit keeps libraries.
+    fn toolkits(&self) -> Vec<PathBuf> {
+        let named = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|v| (self.variable)(v)).map(PathBuf::from);
+        let roots: Vec<PathBuf> = named.chain(self.roots.iter().map(PathBuf::from)).collect();
+        roots.iter().flat_map(|root| ["lib64", "lib", "targets/x86_64-linux/lib", ""].map(|sub| root.join(sub))).collect()
+    }
+
+    /// Folders of wheels' libraries in an environment's packages: `nvidia/cu13/lib`, `nvidia/cuda_nvrtc/lib`, ….
+    fn wheels(&self) -> impl Iterator<Item = PathBuf> + '_ {
+        let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(|v| (self.variable)(v)).map(PathBuf::from);
+        let packages = environments.flat_map(|root| {
+            let versions = entries(&root.join("lib")).into_iter().filter(|p| name_starts(p, "python3"));
+            versions.map(|version| version.join("site-packages")).collect::<Vec<_>>()
+        });
+        let others = std::iter::once_with(|| (self.python)()).flatten();
+        packages.chain(others).flat_map(|packages| entries(&packages.join("nvidia"))).map(|wheel| wheel.join("lib"))
+    }
+}
+
+/// What a folder holds, in the order of names from the last to the first, so that newer versions come before older ones.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    found.sort();
+    found.reverse();
+    found
+}
+
+fn name_starts(path: &Path, with: &str) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(with))
+}
+
+/// The packages of the interpreter that a user's shell would start. Asked only when nothing else led anywhere.
+fn python_packages() -> Vec<PathBuf> {
+    const ASK: &str = "import site, sysconfig; print('\\n'.join({*sysconfig.get_paths().values(), site.getusersitepackages()}))";
+    let asked = Command::new("python3").args(["-I", "-c", ASK]).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let Ok(answer) = asked else { return Vec::new() };
+    let mut folders: Vec<PathBuf> = String::from_utf8_lossy(&answer.stdout).lines().map(PathBuf::from).collect();
+    folders.sort();
+    folders
+}
+
+/// Searches, opens what is found, and keeps it open.
+fn find(library: Library, around: &Surroundings<'_>) -> Result<Found, Missing> {
+    let missing = |why: String| Missing { library, why };
+    if let Some(named) = (around.variable)(library.variable()).filter(|n| !n.is_empty()) {
+        let named = PathBuf::from(named);
+        let file = if named.is_dir() { in_folder(library, &named) } else { Some(named.clone()) };
+        let file = file.ok_or_else(|| missing(format!(": {} is {}, which has no such file", library.variable(), named.display())))?;
+        return match open(library, &file) {
+            Ok(()) => Ok(Found { file, place: Place::Variable }),
+            Err(e) => Err(missing(format!(": {} is {}, which cannot be opened: {e}", library.variable(), named.display()))),
+        };
+    }
+    for &name in library.files() {
+        if open_file(Path::new(name)).is_ok() {
+            return Ok(Found { file: name.into(), place: Place::Loader });
+        }
+    }
+    let mut why = String::new();
+    let toolkits = around.toolkits().into_iter().map(|folder| (folder, Place::Toolkit));
+    for (folder, place) in toolkits.chain(around.wheels().map(|folder| (folder, Place::Wheel))) {
+        // No wheel brings the driver.
+        if library == Library::Driver && place == Place::Wheel {
+            break;
+        }
+        let Some(file) = in_folder(library, &folder) else { continue };
+        match open(library, &file) {
+            Ok(()) => return Ok(Found { file, place }),
+            Err(e) => why = format!(": {} cannot be opened: {e}", file.display()),
+        }
+    }
+    Err(missing(why))
+}
+
+/// The library's file in a folder.
+fn in_folder(library: Library, folder: &Path) -> Option<PathBuf> {
+    library.files().iter().map(|name| folder.join(name)).find(|file| file.is_file())
+}
+
+/// Opens a library after what it needs from its own folder.
+fn open(library: Library, file: &Path) -> Result<(), String> {
+    let folder = file.parent().map(entries).unwrap_or_default();
+    for companion in library.companions() {
+        let beside = folder.iter().filter(|p| name_starts(p, companion) && !p.to_string_lossy().contains(".alt."));
+        for file in beside {
+            // The library itself says what it misses, should it miss one.
+            let _ = open_file(file);
+        }
+    }
+    open_file(file)
+}
+
+/// Opens a file for the rest of the process.
+fn open_file(file: &Path) -> Result<(), String> {
+    // SAFETY: the initialisers of these libraries may run at any time, and the library is never closed.
+    let opened = unsafe { libloading::Library::new(file) };
+    opened.map(std::mem::forget).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn touch(file: &Path) {
+        std::fs::create_dir_all(file.parent().expect("a folder")).expect("a writable folder");
+        std::fs::write(file, b"no library").expect("a writable file");
+    }
+
+    fn around<'a>(variable: &'a dyn Fn(&str) -> Option<OsString>, python: &'a dyn Fn() -> Vec<PathBuf>) -> Surroundings<'a> {
+        Surroundings { variable, python, roots: &[] }
+    }
+
+    #[test]
+    fn what_a_variable_names_is_taken_or_refused_and_nothing_else_tried() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let empty = folder.path().join("empty");
+        std::fs::create_dir(&empty).expect("a folder");
+        let broken = folder.path().join("libnvrtc.so.13");
+        touch(&broken);
+        for (named, says) in
+            [(&empty, "has no such file"), (&broken, "cannot be opened"), (&folder.path().to_path_buf(), "cannot be opened")]
+        {
+            let variable = |name: &str| (name == "SLABWISE_LIBNVRTC").then(|| named.clone().into_os_string());
+            let unasked = || panic!("Python was asked");
+            let missing = find(Library::Nvrtc, &around(&variable, &unasked)).expect_err("it is no library");
+            assert!(missing.why.contains(says) && missing.why.contains("SLABWISE_LIBNVRTC"), "{missing}");
+            assert!(missing.to_string().contains("pip install nvidia-cuda-nvrtc"), "{missing}");
+        }
+    }
+
+    #[test]
+    fn wheels_are_looked_for_in_the_environment_then_where_python_says() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [environment, other] = ["environment", "other"].map(|n| folder.path().join(n));
+        let first = environment.join("lib/python3.12/site-packages/nvidia/cu13/lib");
+        let second = other.join("nvidia/cublas/lib");
+        touch(&first.join("libnvrtc.so.13"));
+        touch(&second.join("libcublasLt.so.12"));
+        let variable = |name: &str| (name == "VIRTUAL_ENV").then(|| environment.clone().into_os_string());
+        let python = || vec![other.clone()];
+        let around = around(&variable, &python);
+        assert_eq!(around.wheels().collect::<Vec<_>>(), [first.clone(), second.clone()]);
+        assert_eq!(in_folder(Library::Nvrtc, &first), Some(first.join("libnvrtc.so.13")));
+        assert_eq!(in_folder(Library::CublasLt, &second), Some(second.join("libcublasLt.so.12")));
+        assert_eq!(in_folder(Library::CublasLt, &first), None);
+    }
+
+    #[test]
+    fn toolkits_named_by_a_variable_come_before_the_usual_folders() {
+        let variable = |name: &str| (name == "CUDA_HOME").then(|| "/elsewhere".into());
+        let around = Surroundings { variable: &variable, python: &Vec::new, roots: &["/usual"] };
+        let folders = around.toolkits();
+        assert_eq!(folders[0], Path::new("/elsewhere/lib64"));
+        assert!(folders.contains(&PathBuf::from("/usual/targets/x86_64-linux/lib")));
+    }
+}

@@ -1,0 +1,115 @@
+//! What a spec becomes: functions in CUDA C++, and how to launch them for the sizes of a run.
+//!
+//! Nothing here needs a driver or a compiler. Every function has one parameter, a block of 64-bit words:
+//!
+//! ```text
+//! extern "C" __global__ void NAME(const __grid_constant__ Words<N> p)   // struct { unsigned long long w[N]; }
+//! ```
+//!
+//! so that a launch is a list of [`Word`]s whatever the kernel, on a device and in an emulator. A function's name contains a
+//! hash of its source: equal kernels of a program are one function, and names never collide in one module.
+
+use std::fmt;
+
+use slabwise_kernels::size::Env;
+
+/// What source is generated for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Target {
+    /// Compute capability, as in `sm_90`: 80, 90, 100, …
+    pub sm: u32,
+    /// Streaming multiprocessors: how many blocks fill the device.
+    pub multiprocessors: u32,
+    /// The most shared memory a block may ask for, bytes.
+    pub shared_bytes_max: u32,
+    /// Whether products of f32 may be rounded to tf32.
+    pub tf32: bool,
+    /// Whether the kernel starts with a look at the fault record, and does nothing if an index was out of range before it. For
+    /// kernels that store to variables.
+    pub guarded: bool,
+}
+
+/// One `__global__` function.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Function {
+    /// Its name in the module.
+    pub name: String,
+    /// Its definition with what it alone needs; what kernels share is in the prelude.
+    pub source: String,
+}
+
+impl Function {
+    /// A function from a text in which `NAME` stands for its name, which becomes `kind` and a hash of the text.
+    pub fn new(kind: &str, text: &str) -> Function {
+        let name = format!("{kind}_{:016x}", digest(&[text]));
+        let source = text.replace("NAME", &name);
+        Function { name, source }
+    }
+}
+
+/// A hash of texts that stays the same from version to version (FNV-1a; Fowler, Noll, Vo).
+pub(crate) fn digest(texts: &[&str]) -> u64 {
+    let bytes = texts.iter().flat_map(|text| text.bytes().chain([0]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// One 64-bit word of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// The address of the first byte of an argument's region, in the order of `Spec::arguments`: a multiple of 16.
+    Argument(u16),
+    /// The address so many bytes into the workspace.
+    Workspace(u64),
+    /// The address of the run's fault record: one `unsigned long long`, `position << 32 | value` of the first index out of
+    /// range, all ones if there is none. Written by `atomicMin`.
+    Fault,
+    /// A number: a size, a stride, an offset, a magic divisor.
+    Number(i64),
+}
+
+/// One launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dispatch {
+    /// Which of the functions.
+    pub function: usize,
+    /// Blocks; a launch without blocks is left out.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: u32,
+    /// The words of the parameter.
+    pub words: Vec<Word>,
+}
+
+/// The launches of a run, given its sizes.
+type Launches = dyn Fn(&Env) -> Vec<Dispatch> + Send + Sync;
+
+/// A spec made ready for CUDA, its sizes still symbolic.
+pub struct Lowered {
+    /// Every function that a launch may name.
+    pub functions: Vec<Function>,
+    /// Bytes of scratch memory a run needs, whatever the sizes up to the bounds; it starts at a multiple of 256.
+    pub workspace: u64,
+    launches: Box<Launches>,
+}
+
+impl Lowered {
+    /// `launches` gives the launches in their order for the sizes of a run, which are at most the bounds.
+    pub fn new(functions: Vec<Function>, workspace: u64, launches: impl Fn(&Env) -> Vec<Dispatch> + Send + Sync + 'static) -> Self {
+        Lowered { functions, workspace, launches: Box::new(launches) }
+    }
+
+    /// The launches of a run with these sizes, one after the other on one stream.
+    pub fn launches(&self, env: &Env) -> Vec<Dispatch> {
+        let mut list = (self.launches)(env);
+        list.retain(|d| d.grid.iter().all(|&n| n > 0));
+        list
+    }
+}
+
+impl fmt::Debug for Lowered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lowered").field("functions", &self.functions).field("workspace", &self.workspace).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,210 @@
+//! Programs on a device: their kernels compiled and loaded, launched one by one or recorded as graphs and done again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use slabwise_kernels::memory::Region;
+use slabwise_kernels::size::Env;
+
+use crate::cache::{self, Cache};
+use crate::device::{Device, Shared};
+use crate::driver::{DriverError, Function, Graph, Module};
+use crate::lower::{self, Lowered, Word};
+use crate::nvrtc::{self, Usage};
+use crate::source::PRELUDE;
+
+/// Most graphs that a program keeps: one for each set of sizes and resident inputs that it was run with lately.
+const GRAPHS_MAX: usize = 8;
+
+/// Most words of a kernel's parameter: the 4 KiB that every device takes.
+const WORDS_MAX: usize = 512;
+
+/// What workspaces start at a multiple of, bytes.
+const WORKSPACE_ALIGN: u64 = 256;
+
+/// Why a program cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It cannot be compiled.
+    #[error(transparent)]
+    Compile(#[from] nvrtc::Error),
+    /// The cache would be a danger.
+    #[error(transparent)]
+    Cache(cache::Error),
+    /// The driver refuses it.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// Its emulation cannot be made.
+    #[cfg(feature = "emulator")]
+    #[error(transparent)]
+    Emulator(#[from] crate::emulator::EmulatorError),
+}
+
+/// The kernels of a program, loaded on a device.
+#[derive(Debug)]
+pub struct Program {
+    graphs: Mutex<Vec<Recorded>>,
+    /// By step, then by function of the step.
+    functions: Vec<Vec<Function>>,
+    usage: HashMap<String, Usage>,
+    _modules: Vec<Module>,
+    /// What is loaded goes before the context does.
+    _shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Recorded {
+    key: Box<[u64]>,
+    graph: Graph,
+}
+
+/// One kernel of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// Which step of the program.
+    pub step: usize,
+    /// The kernel that the program was loaded with for this step.
+    pub kernel: &'a Lowered,
+    /// One region for each argument.
+    pub arguments: &'a [Region],
+    /// At least [`workspace_bytes`] of the kernel.
+    pub workspace: Region,
+}
+
+/// Bytes of workspace that a kernel is planned with: what it needs, and what aligning it may cost.
+pub fn workspace_bytes(kernel: &Lowered) -> u64 {
+    if kernel.workspace == 0 { 0 } else { kernel.workspace + WORKSPACE_ALIGN }
+}
+
+impl Program {
+    /// What a function of the program uses of a multiprocessor.
+    pub fn usage(&self, function: &str) -> Option<&Usage> {
+        self.usage.get(function)
+    }
+
+    /// How many graphs are recorded.
+    pub fn graphs(&self) -> usize {
+        self.graphs.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+impl Device {
+    /// Compiles and loads the kernels of a program, one for each step.
+    ///
+    /// # Errors
+    /// If one cannot be compiled or loaded.
+    pub fn load(&self, steps: &[&Lowered]) -> Result<Program, LoadError> {
+        self.ready()?;
+        let mut distinct: Vec<lower::Function> = Vec::new();
+        let mut known: HashMap<&str, usize> = HashMap::new();
+        for function in steps.iter().flat_map(|step| &step.functions) {
+            known.entry(&function.name).or_insert_with(|| {
+                distinct.push(function.clone());
+                distinct.len() - 1
+            });
+        }
+        let (mut modules, mut usage, mut loaded) = (Vec::new(), HashMap::new(), HashMap::new());
+        if !distinct.is_empty() {
+            let program = nvrtc::Program::new(PRELUDE, &distinct, self.properties().target.sm);
+            let cubin = match Cache::of_user() {
+                Ok(cache) => cache.compile(&program)?,
+                Err(e @ cache::Error::NotPrivate { .. }) => return Err(LoadError::Cache(e)),
+                Err(e) => {
+                    log::warn!("{e}; kernels are compiled anew each time");
+                    nvrtc::compile(&program)?
+                }
+            };
+            #[cfg(feature = "emulator")]
+            crate::emulator::publish(&distinct)?;
+            let module = self.noting(Module::load(&cubin.image))?;
+            for function in &distinct {
+                let found = self.noting(module.function(&function.name, self.properties().target.shared_bytes_max))?;
+                loaded.insert(function.name.as_str(), found);
+            }
+            modules.push(module);
+            usage.extend(cubin.usage.into_iter().map(|u| (u.name.clone(), u)));
+        }
+        let functions = steps.iter().map(|step| step.functions.iter().map(|f| loaded[f.name.as_str()]).collect()).collect();
+        Ok(Program { graphs: Mutex::default(), functions, usage, _modules: modules, _shared: self.shared.clone() })
+    }
+
+    /// Launches one kernel of a program.
+    pub fn launch(&mut self, program: &Program, env: &Env, launch: &Launch<'_>) -> Result<(), DriverError> {
+        self.ready()?;
+        let fault = self.fault_record()?;
+        let submitted = self.submit(program, fault, env, launch);
+        self.noting(submitted)
+    }
+
+    /// Does the work again that was recorded under this key: the sizes of a run and the addresses of all that it touches.
+    /// `false` if there is no such record.
+    pub fn replay(&mut self, program: &Program, key: &[u64]) -> Result<bool, DriverError> {
+        self.ready()?;
+        let mut graphs = program.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = graphs.iter().position(|g| *g.key == *key) else { return Ok(false) };
+        // The last is the one used last.
+        graphs[at..].rotate_left(1);
+        let replayed = graphs.last().map_or(Ok(()), |recorded| self.stream.replay(&recorded.graph));
+        drop(graphs);
+        self.noting(replayed).map(|()| true)
+    }
+
+    /// Records a run's kernels under a key, without doing them. `checked` says whether one of them looks for indices out of
+    /// range; then the run ends with a look at what was found.
+    pub fn record<'a>(
+        &mut self,
+        program: &Program,
+        key: &[u64],
+        env: &Env,
+        checked: bool,
+        launches: impl Iterator<Item = Launch<'a>>,
+    ) -> Result<(), DriverError> {
+        self.ready()?;
+        let fault = self.fault_record()?;
+        let captured = self.stream.capture(|| {
+            for launch in launches {
+                self.submit(program, fault, env, &launch)?;
+            }
+            if checked { self.look_for_faults() } else { Ok(()) }
+        });
+        let graph = self.noting(captured)?;
+        let mut graphs = program.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+        if graphs.len() == GRAPHS_MAX {
+            graphs.remove(0);
+        }
+        graphs.push(Recorded { key: key.into(), graph });
+        Ok(())
+    }
+
+    /// Ends a run whose kernels were launched one by one, as a recorded one ends.
+    pub fn end_launches(&mut self, checked: bool) -> Result<(), DriverError> {
+        if checked {
+            self.fault_record()?;
+            let asked = self.look_for_faults();
+            self.noting(asked)?;
+        }
+        Ok(())
+    }
+
+    fn submit(&self, program: &Program, fault: u64, env: &Env, launch: &Launch<'_>) -> Result<(), DriverError> {
+        let workspace = self.address(&launch.workspace).next_multiple_of(WORKSPACE_ALIGN);
+        for dispatch in launch.kernel.launches(env) {
+            let mut words = [0u64; WORDS_MAX];
+            assert!(dispatch.words.len() <= WORDS_MAX, "{} words for a kernel's parameter", dispatch.words.len());
+            for (slot, word) in words.iter_mut().zip(&dispatch.words) {
+                *slot = match *word {
+                    Word::Argument(at) => self.address(&launch.arguments[usize::from(at)]),
+                    Word::Workspace(offset) => workspace + offset,
+                    Word::Fault => fault,
+                    Word::Number(n) => n as u64,
+                };
+            }
+            let function = program.functions[launch.step][dispatch.function];
+            // SAFETY: the function was generated together with this list of words, and reaches through its arguments what
+            // their operands say for these sizes, which is inside of the regions; what a kernel does wrong the device
+            // reports, and it has no addresses of the host but those of staging memory.
+            unsafe { self.stream.launch(function, dispatch.grid, dispatch.block, dispatch.shared_bytes, &words)? };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! Loops over all points of a space, each on its own: without an anchor, or with one whose value a thread finds by itself.
+//! Neighbours are moved in vectors of 16 bytes where memory allows.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use slabwise_kernels::cpu::SpecError;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::Spec;
+
+use super::params::{Number, Params};
+use super::space::{Point, Space, Via, memory_order, pointers, touched, vector_width};
+use super::{THREADS, transpose};
+use crate::code::Code;
+use crate::lower::{Dispatch, Function, Lowered, Target};
+
+/// Blocks for each multiprocessor: what is left is done in further turns of the loops.
+const BLOCKS_EACH: u32 = 16;
+
+/// Blocks of `threads` that `items` fill, no more than are useful.
+pub fn blocks(items: i64, threads: u32, target: &Target) -> u32 {
+    let most = u64::from(target.multiprocessors.max(1)) * u64::from(BLOCKS_EACH);
+    (items.max(0) as u64).div_ceil(u64::from(threads)).min(most) as u32
+}
+
+/// An anchor that computes its value at a point.
+pub trait Anchor {
+    /// Declares what its statements name.
+    fn declare(&self, params: &mut Params) -> String;
+    /// Statements that declare `acc`, the value at a point; and what else they do there.
+    fn at(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String;
+    /// Statements that declare `accs.v[0..width]`, the values of neighbours along the last axis.
+    fn vector(&self, _space: &Space, _params: &mut Params, _coordinates: &[String], _width: i64) -> String {
+        String::new()
+    }
+    /// The walks of what is moved in vectors, with the bytes of their elements; `None` where a point is on its own.
+    fn moved(&self, _space: &Space) -> Option<Vec<(usize, usize)>> {
+        None
+    }
+}
+
+/// No anchor.
+struct Nothing;
+
+impl Anchor for Nothing {
+    fn declare(&self, _: &mut Params) -> String {
+        String::new()
+    }
+    fn at(&self, _: &Space, _: &mut Params, _: &[String]) -> String {
+        String::new()
+    }
+    fn moved(&self, _: &Space) -> Option<Vec<(usize, usize)>> {
+        Some(vec![])
+    }
+}
+
+pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
+    let code = Code::new(spec)?;
+    let space = ordered(&code, Space::new(spec), bounds);
+    if let Some(across) = transpose::across(&code, &space, bounds) {
+        return Ok(transpose::lower(&code, &space, Params::new(spec, bounds, target), across, target));
+    }
+    Ok(pointwise("elementwise", &code, space, &Nothing, bounds, target))
+}
+
+/// The axes in the order of the first result's memory, merged; at least one.
+pub fn ordered(code: &Code, mut space: Space, bounds: &Env) -> Space {
+    if let Some(store) = code.spec.stores.first() {
+        let strides = &code.spec.operands[usize::from(store.operand)].strides;
+        space.permute(&memory_order(strides, 0, strides.len(), bounds));
+    }
+    if space.merge(0, space.dims.len()) == 0 {
+        space.insert(0);
+    }
+    space
+}
+
+/// One kernel over all points of a space.
+pub fn pointwise(kind: &str, code: &Code, space: Space, anchor: &dyn Anchor, bounds: &Env, target: &Target) -> Lowered {
+    let mut params = Params::new(code.spec, bounds, target);
+    let width = width(code, &space, anchor);
+    let function = all_points(kind, code, &space, anchor, &mut params, width);
+    let target = *target;
+    Lowered::new(vec![function], 0, move |env| vec![launch(0, space.points(env), width, &params, env, &target)])
+}
+
+/// The launch of such a kernel.
+pub fn launch(function: usize, count: i64, width: i64, params: &Params, env: &Env, target: &Target) -> Dispatch {
+    // A remainder is left to the first threads.
+    let items = if width > 1 { (count / width).max(i64::from(count > 0)) } else { count };
+    let grid = [blocks(items, THREADS, target), 1, 1];
+    Dispatch { function, grid, block: [THREADS, 1, 1], shared_bytes: 0, words: params.words(env) }
+}
+
+/// How many neighbours along the last axis a thread takes.
+pub fn width(code: &Code, space: &Space, anchor: &dyn Anchor) -> i64 {
+    let last = space.dims.len() - 1;
+    if code.spec.stores.iter().any(|s| !space.stride(s.operand, last).is(1)) {
+        return 1;
+    }
+    let Some(mut used) = anchor.moved(space) else { return 1 };
+    used.extend(touched(code));
+    vector_width(space, &used, last, last == 0)
+}
+
+/// The kernel itself.
+pub fn all_points(kind: &str, code: &Code, space: &Space, anchor: &dyn Anchor, params: &mut Params, width: i64) -> Function {
+    let last = space.dims.len() - 1;
+    let mut body = pointers(code, params);
+    body += &anchor.declare(params);
+    // The number of points is a word, so that arrays of different lengths share a function.
+    let all = space.clone();
+    let count: Number = Arc::new(move |env| all.points(env));
+    let _ = writeln!(body, "const idx count = {};", params.number(&count));
+    let _ = writeln!(body, "const idx thread = idx(blockIdx.x) * {THREADS} + threadIdx.x, threads = idx(gridDim.x) * {THREADS};");
+    let single = |params: &mut Params| {
+        let (text, coordinates) = params.coordinates("i", &space.dims, "c");
+        let value = anchor.at(space, params, &coordinates);
+        let point = Point::new(space, params, &coordinates, "acc");
+        format!("{text}{value}{}", code.point(&point))
+    };
+    if width == 1 {
+        let _ = writeln!(body, "for (idx i = thread; i < count; i += threads) {{\n{}}}", single(params));
+        return params.function(kind, THREADS, &body);
+    }
+    let (text, mut coordinates) = params.coordinates("first", &space.dims, "c");
+    let ahead = Point::new(space, params, &coordinates, "");
+    let moved = |k: u16| space.stride(k, last).is(1);
+    let vector = |k: u16| format!("Vec<{}, {width}>", code.storage(k).ty);
+    let _ = writeln!(body, "for (idx i = thread; i < count / {width}; i += threads) {{\nconst idx first = i * {width};\n{text}");
+    body += &anchor.vector(space, params, &coordinates, width);
+    for k in code.loads().into_iter().filter(|&k| moved(k)) {
+        let _ = writeln!(body, "const {0} x{k} = load_vec<{0}>(a{k} + {1});", vector(k), ahead.element(k));
+    }
+    for store in &code.spec.stores {
+        let _ = writeln!(body, "{} y{};", vector(store.operand), store.operand);
+    }
+    coordinates[last] = format!("({} + u)", coordinates[last]);
+    let site = Via {
+        point: Point::new(space, params, &coordinates, "accs.v[u]"),
+        read: &|k| moved(k).then(|| format!("x{k}.v[u]")),
+        write: &|k| Some(format!("y{k}.v[u]")),
+    };
+    let _ = writeln!(body, "#pragma unroll\nfor (int u = 0; u < {width}; ++u) {{\n{}}}", code.point(&site));
+    for store in &code.spec.stores {
+        let _ = writeln!(body, "store_vec(a{0} + {1}, y{0});", store.operand, ahead.element(store.operand));
+    }
+    body += "}\n";
+    if last == 0 && space.dims[0].checked_div(width).is_none() {
+        let _ = writeln!(body, "for (idx i = count / {width} * {width} + thread; i < count; i += threads) {{\n{}}}", single(params));
+    }
+    params.function(kind, THREADS, &body)
+}

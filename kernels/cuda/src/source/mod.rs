@@ -1,0 +1,45 @@
+//! Source for every spec: [`lower`].
+
+mod elementwise;
+mod gather;
+pub(crate) mod params;
+mod pool;
+mod rows;
+mod scatter;
+pub(crate) mod space;
+mod transpose;
+
+use slabwise_kernels::cpu::SpecError;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{Body, Spec};
+
+use crate::gemm;
+use crate::lower::{Lowered, Target};
+
+/// What stands in front of every program: what the functions share.
+pub const PRELUDE: &str = concat!(
+    include_str!("prelude.cuh"),
+    include_str!("../gemm/sides.cuh"),
+    include_str!("../gemm/tiles.cuh"),
+    include_str!("../gemm/registers.cuh"),
+    include_str!("../gemm/tensor.cuh"),
+    include_str!("../gemm/vectors.cuh"),
+    include_str!("../conv/depthwise.cuh"),
+);
+
+/// Threads of a block where nothing asks for another number.
+pub(crate) const THREADS: u32 = 256;
+
+/// Source for a spec that runs with sizes up to `bounds`.
+pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
+    match &spec.body {
+        Body::Loop if spec.reduced == 0 => elementwise::lower(spec, bounds, target),
+        Body::Loop => rows::lower(spec, bounds, target),
+        Body::Matmul(_) | Body::Conv2d(_) => gemm::lower(spec, bounds, target),
+        Body::Pool2d(pool) => pool::lower(spec, pool, bounds, target),
+        Body::Pool2dGrad(pool) => pool::lower_grad(spec, pool, bounds, target),
+        Body::Gather(gather) => gather::lower(spec, gather, bounds, target),
+        Body::ScatterAdd(scatter) => scatter::lower(spec, scatter, bounds, target),
+        Body::CheckIndex(check) => gather::lower_check(spec, check, bounds, target),
+    }
+}

@@ -1,0 +1,161 @@
+//! The words of a kernel's parameter, as they are named while its source is written.
+
+use std::fmt::Display;
+use std::sync::Arc;
+
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::Spec;
+
+use crate::code::indented;
+use crate::lower::{Function, Target, Word};
+
+/// A number that a launch computes from its sizes.
+pub type Number = Arc<dyn Fn(&Env) -> i64 + Send + Sync>;
+
+#[derive(Clone)]
+enum Slot {
+    Word(Word),
+    Size(Size),
+    Number(Number),
+}
+
+/// The words, in the order in which they were first asked for. Sizes that are known become part of the source instead.
+#[derive(Clone)]
+pub struct Params {
+    /// Whether offsets of elements take 64 bits.
+    wide: bool,
+    slots: Vec<Slot>,
+    guarded: bool,
+}
+
+impl Params {
+    /// No words yet, for a spec whose arguments have their size at `bounds`.
+    pub fn new(spec: &Spec, bounds: &Env, target: &Target) -> Params {
+        // Loops step past the end by at most the threads of a grid.
+        let most = u64::from(u32::MAX / 4);
+        let reach =
+            |of: &[Size]| of.iter().zip(&spec.dims).fold(0i64, |s, (f, d)| s.saturating_add(f.at(bounds).saturating_mul(d.at(bounds))));
+        let points = spec.dims.iter().fold(1i64, |p, d| p.saturating_mul(d.at(bounds)));
+        let wide = spec.arguments().iter().any(|(operand, dims, _)| operand.extent(dims, bounds) > most)
+            || spec.indices.iter().any(|index| reach(index).unsigned_abs() > most)
+            || points.unsigned_abs() > most;
+        Params { wide, slots: vec![], guarded: target.guarded }
+    }
+
+    fn slot(&mut self, slot: Slot) -> usize {
+        let same = |other: &Slot| match (&slot, other) {
+            (Slot::Word(a), Slot::Word(b)) => a == b,
+            (Slot::Size(a), Slot::Size(b)) => a == b,
+            (Slot::Number(a), Slot::Number(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        };
+        self.slots.iter().position(same).unwrap_or_else(|| {
+            self.slots.push(slot);
+            self.slots.len() - 1
+        })
+    }
+
+    /// Where a word stands.
+    pub fn word(&mut self, word: Word) -> usize {
+        self.slot(Slot::Word(word))
+    }
+
+    /// Lays numbers side by side, and tells where the first one stands.
+    pub fn block(&mut self, numbers: impl IntoIterator<Item = Number>) -> usize {
+        let at = self.slots.len();
+        self.slots.extend(numbers.into_iter().map(Slot::Number));
+        at
+    }
+
+    /// An address, as a number of 64 bits.
+    pub fn address(&mut self, word: Word) -> String {
+        format!("p.w[{}]", self.slot(Slot::Word(word)))
+    }
+
+    /// Declares a pointer to an argument.
+    pub fn pointer(&mut self, name: &str, ty: &str, argument: usize) -> String {
+        format!("{ty}* const {name} = reinterpret_cast<{ty}*>({});\n", self.address(Word::Argument(argument as u16)))
+    }
+
+    /// A size: its number where it is known.
+    pub fn size(&mut self, size: Size) -> String {
+        match size.as_fixed() {
+            Some(n) if self.wide => format!("{n}ll"),
+            Some(n) => n.to_string(),
+            None => format!("idx(p.w[{}])", self.slot(Slot::Size(size))),
+        }
+    }
+
+    /// A number of the launch, whether or not it is known now: for what would else make a function of every size.
+    pub fn number(&mut self, number: &Number) -> String {
+        format!("idx(p.w[{}])", self.slot(Slot::Number(number.clone())))
+    }
+
+    /// Σ coordinateᵢ · stridesᵢ + offset.
+    pub fn dot(&mut self, strides: &[Size], coordinates: &[String], offset: Size) -> String {
+        let mut terms: Vec<String> = Vec::new();
+        for (&stride, c) in strides.iter().zip(coordinates) {
+            if stride.is(1) {
+                terms.push(c.clone());
+            } else if !stride.is(0) && c != "0" {
+                terms.push(format!("{c} * {}", self.size(stride)));
+            }
+        }
+        if !offset.is(0) {
+            terms.push(self.size(offset));
+        }
+        if terms.is_empty() { "0".into() } else { terms.join(" + ") }
+    }
+
+    /// Declares the coordinates `name0`, `name1`, … of the row-major position `linear`; returns their names too.
+    pub fn coordinates(&mut self, linear: &str, dims: &[Size], name: &str) -> (String, Vec<String>) {
+        let sizes: Vec<String> = dims.iter().map(|&d| self.size(d)).collect();
+        Params::split(linear, &sizes, name)
+    }
+
+    /// The same for sizes that are expressions; the first is not looked at.
+    pub fn split(linear: &str, dims: &[String], name: &str) -> (String, Vec<String>) {
+        let mut text = String::new();
+        let mut rest = linear.to_string();
+        let mut names = vec!["0".to_string(); dims.len()];
+        for axis in (0..dims.len()).rev() {
+            names[axis] = format!("{name}{axis}");
+            if axis == 0 {
+                text += &format!("const idx {name}0 = {rest};\n");
+                break;
+            }
+            let size = &dims[axis];
+            text += &format!("const idx {name}{axis} = idx(uidx({rest}) % uidx({size}));\n");
+            text += &format!("const idx {name}_{axis} = idx(uidx({rest}) / uidx({size}));\n");
+            rest = format!("{name}_{axis}");
+        }
+        (text, names)
+    }
+
+    /// The words of a launch.
+    pub fn words(&self, env: &Env) -> Vec<Word> {
+        let word = |slot: &Slot| match slot {
+            Slot::Word(word) => *word,
+            Slot::Size(size) => Word::Number(size.at(env)),
+            Slot::Number(number) => Word::Number(number(env)),
+        };
+        self.slots.iter().map(word).collect()
+    }
+
+    /// The function of these parameters with this body, for blocks of `threads` (and, after a comma, how many of them a
+    /// multiprocessor should hold).
+    pub fn function(&mut self, kind: &str, threads: impl Display, body: &str) -> Function {
+        let guard = match self.guarded {
+            true => format!("if (*reinterpret_cast<const u64*>({}) != ~0ull) return;\n", self.address(Word::Fault)),
+            false => String::new(),
+        };
+        let (signed, unsigned) = if self.wide { ("long long", "u64") } else { ("int", "unsigned") };
+        // A parameter without words is none.
+        let count = self.slots.len().max(1);
+        let text = format!(
+            "extern \"C\" __global__ void __launch_bounds__({threads}) NAME(const __grid_constant__ Words<{count}> p) {{\n\
+             typedef {signed} idx;\ntypedef {unsigned} uidx;\n{guard}{body}}}\n"
+        );
+        Function::new(kind, &indented(&text))
+    }
+}

@@ -1,0 +1,196 @@
+// What generated kernels share: in front of every program that NVRTC compiles, and of every program that the emulator runs.
+// The standard headers are not needed, and none are included: NVRTC has none of its own.
+
+#define SLABWISE_INLINE static __device__ __forceinline__
+
+typedef unsigned long long u64;
+
+/// The one parameter of a kernel.
+template <int N>
+struct Words {
+    u64 w[N];
+};
+
+/// N neighbours that are moved at once.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Vec {
+    T v[N];
+};
+
+SLABWISE_INLINE float infinity() { return __int_as_float(0x7f800000); }
+
+// ---- Storage types that are not types of the language ----------------------------------------------------------------------
+
+/// IEEE 754 half precision, as stored.
+struct f16 {
+    unsigned short bits;
+};
+
+/// The upper half of a float, as stored.
+struct bf16 {
+    unsigned short bits;
+};
+
+SLABWISE_INLINE float widen(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+
+#ifndef SLABWISE_EMULATED
+SLABWISE_INLINE float widen(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+SLABWISE_INLINE f16 narrow_f16(float x) {
+    f16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+SLABWISE_INLINE bf16 narrow_bf16(float x) {
+    bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+#endif
+
+// ---- Memory ----------------------------------------------------------------------------------------------------------------
+
+#ifndef SLABWISE_EMULATED
+/// Reads or writes a whole vector; the address must be a multiple of its size.
+template <class V>
+SLABWISE_INLINE V load_vec(const void* p) { return *reinterpret_cast<const V*>(p); }
+template <class V>
+SLABWISE_INLINE void store_vec(void* p, const V& v) { *reinterpret_cast<V*>(p) = v; }
+
+/// Declares `name`, the dynamic shared memory of the block as elements of `type`.
+#define SHARED_BYTES(type, name)                              \
+    extern __shared__ __align__(128) unsigned char slabwise_shared[]; \
+    type* name = reinterpret_cast<type*>(slabwise_shared)
+#endif
+
+// ---- Random numbers: Philox4x32-10, the same bits as on the CPU ------------------------------------------------------------
+
+struct Philox {
+    unsigned v[4];
+};
+
+SLABWISE_INLINE Philox philox(unsigned c0, unsigned c1, unsigned c2, unsigned c3, unsigned k0, unsigned k1) {
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        const unsigned high0 = __umulhi(0xD2511F53u, c0), low0 = 0xD2511F53u * c0;
+        const unsigned high1 = __umulhi(0xCD9E8D57u, c2), low1 = 0xCD9E8D57u * c2;
+        c0 = high1 ^ c1 ^ k0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+/// Element `index` of a stream of uniform numbers in [0, 1); `state` holds the seed's two words and the step.
+SLABWISE_INLINE float uniform(const int* state, unsigned stream, int index) {
+    const unsigned i = unsigned(index);
+    const Philox p = philox(i >> 2, stream, unsigned(state[2]), 0u, unsigned(state[0]), unsigned(state[1]));
+    const unsigned word = (i & 2) ? ((i & 1) ? p.v[3] : p.v[2]) : ((i & 1) ? p.v[1] : p.v[0]);
+    return float(word >> 8) * (1.0f / 16777216.0f);
+}
+
+// ---- Reductions ------------------------------------------------------------------------------------------------------------
+
+/// The best element so far of a search for the largest or smallest: how it ranks, and where it is. Larger keys win; of equal
+/// keys, the smaller position.
+struct Rank {
+    int key;
+    int position;
+};
+
+SLABWISE_INLINE int rank_largest(int x) { return x; }
+SLABWISE_INLINE int rank_smallest(int x) { return ~x; }
+/// Floats in ascending order as integers, both zeros the same.
+SLABWISE_INLINE int ordered(float x) {
+    const int bits = __float_as_int(x + 0.0f);
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+SLABWISE_INLINE int rank_largest(float x) { return x != x ? 0x7fffffff : ordered(x); }
+SLABWISE_INLINE int rank_smallest(float x) { return x != x ? 0x7fffffff : ~ordered(x); }
+
+SLABWISE_INLINE Rank better(Rank a, Rank b) {
+    return b.key > a.key || (b.key == a.key && b.position < a.position) ? b : a;
+}
+
+/// A value of another lane of the warp.
+template <class T>
+SLABWISE_INLINE T from_lane_xor(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+SLABWISE_INLINE bool from_lane_xor(bool x, int mask) { return __shfl_xor_sync(0xffffffffu, int(x), mask) != 0; }
+SLABWISE_INLINE Rank from_lane_xor(Rank x, int mask) {
+    return {__shfl_xor_sync(0xffffffffu, x.key, mask), __shfl_xor_sync(0xffffffffu, x.position, mask)};
+}
+
+// ---- Tensor cores and asynchronous copies -----------------------------------------------------------------------------------
+
+#ifndef SLABWISE_EMULATED
+SLABWISE_INLINE unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
+
+/// Four 8×8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8.
+SLABWISE_INLINE void ldmatrix_x4(unsigned (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+SLABWISE_INLINE void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+SLABWISE_INLINE void ldmatrix_x2(unsigned (&r)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+SLABWISE_INLINE void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+/// d += a · b, each operand spread over the warp as the PTX manual says.
+SLABWISE_INLINE void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+SLABWISE_INLINE void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+SLABWISE_INLINE void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+/// The nearest tf32, as an operand of `mma_m16n8k8_tf32`.
+SLABWISE_INLINE unsigned round_tf32(float x) {
+    unsigned y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
+/// Starts a copy of BYTES (4, 8 or 16, and aligned to that) from global to shared memory; zeros where not `wanted`.
+template <int BYTES>
+SLABWISE_INLINE void copy_async(void* to, const void* from, bool wanted) {
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(wanted ? 16 : 0) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(wanted ? BYTES : 0)
+                     : "memory");
+}
+SLABWISE_INLINE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Waits until at most PENDING groups of this thread are under way.
+template <int PENDING>
+SLABWISE_INLINE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+#endif

@@ -1,0 +1,427 @@
+//! The text of kernels with reductions.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{Inst, ValueId};
+
+use super::levels::{Levels, is_reduce};
+use super::{Keep, Mapping};
+use crate::code::{Code, Fold, Site, lane_type};
+use crate::lower::{Function, Word};
+use crate::source::THREADS;
+use crate::source::params::{Number, Params};
+use crate::source::space::{Point, Space, Via, pointers, points};
+
+/// Writes the kernels of one spec.
+pub struct Emitter<'a> {
+    pub code: &'a Code<'a>,
+    pub levels: &'a Levels,
+    pub space: &'a Space,
+    /// How many axes of the space are kept.
+    pub kept: usize,
+    pub mapping: &'a Mapping,
+}
+
+/// Where parts of rows leave what they found: for each reduction the accumulators of every row's parts, then that of the
+/// whole row.
+pub struct Part {
+    parts: i64,
+    /// Byte offsets of a reduction's partial results and of its results, by value.
+    places: Vec<Option<(u64, u64)>>,
+    bytes: u64,
+    /// Points of a part.
+    len: Number,
+}
+
+impl Part {
+    pub fn new(emitter: &Emitter, rows: i64) -> Part {
+        let (parts, step) = (emitter.mapping.parts, i64::from(emitter.mapping.team) * emitter.mapping.vector);
+        let mut bytes = 0u64;
+        let mut take = |count: i64| {
+            let at = bytes;
+            // A rank is the widest accumulator.
+            bytes = (bytes + count as u64 * 8).next_multiple_of(256);
+            at
+        };
+        let needed = |i: usize| emitter.code.needed[i] && is_reduce(&emitter.code.spec.code[i]);
+        let places = (0..emitter.code.spec.code.len()).map(|i| needed(i).then(|| (take(rows * parts), take(rows)))).collect();
+        let reduced = emitter.space.dims[emitter.kept..].to_vec();
+        let len = move |env: &Env| {
+            let each = (points(&reduced, env) as u64).div_ceil(parts as u64);
+            each.next_multiple_of(step as u64) as i64
+        };
+        Part { parts, places, bytes, len: Arc::new(len) }
+    }
+
+    /// Bytes of workspace.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Declares the pointers `p{i}` and `r{i}` to what reduction `i` leaves.
+    fn pointers(&self, params: &mut Params, i: usize, fold: Fold) -> String {
+        let Some((partial, result)) = self.places[i] else { return String::new() };
+        let mut text = String::new();
+        for (name, at) in [("p", partial), ("r", result)] {
+            let address = params.address(Word::Workspace(at));
+            let _ = writeln!(text, "{0}* const {name}{i} = reinterpret_cast<{0}*>({address});", fold.ty());
+        }
+        text
+    }
+}
+
+/// A point of a pass: values kept by earlier passes are found in their arrays.
+struct InPass<'a> {
+    via: Via<'a>,
+    kept: &'a dyn Fn(ValueId) -> Option<String>,
+}
+
+impl Site for InPass<'_> {
+    fn read(&self, k: u16) -> String {
+        self.via.read(k)
+    }
+    fn write(&self, k: u16) -> String {
+        self.via.write(k)
+    }
+    fn state(&self, k: u16) -> String {
+        self.via.state(k)
+    }
+    fn index(&self, k: u16) -> String {
+        self.via.index(k)
+    }
+    fn value(&self, v: ValueId) -> String {
+        (self.kept)(v).unwrap_or_else(|| format!("v{v}"))
+    }
+}
+
+impl Emitter<'_> {
+    fn keeps(&self) -> bool {
+        self.mapping.keep != Keep::Nowhere
+    }
+
+    fn crossing(&self) -> impl Iterator<Item = usize> {
+        (0..self.levels.crossing.len()).filter(|&i| self.levels.crossing[i] && self.keeps())
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub fn shared_bytes(&self) -> u32 {
+        match self.mapping.keep {
+            Keep::Shared(len) => (4 * len * self.crossing().count() as i64) as u32,
+            _ => 0,
+        }
+    }
+
+    /// Whether values of the kept axes alone are stored.
+    pub fn stores_folded(&self) -> bool {
+        self.code.spec.stores.iter().any(|s| self.code.folded[usize::from(s.value)])
+    }
+
+    /// All passes in one kernel, row after row.
+    pub fn whole(&self, params: &mut Params) -> Function {
+        let mapping = self.mapping;
+        let mut body = pointers(self.code, params);
+        body += &self.counts(params);
+        body += &self.member();
+        body += &self.declare_kept();
+        body += &self.declare_shared();
+        let each = mapping.rows();
+        let _ = writeln!(body, "for (idx base = idx(blockIdx.x) * {each}; base < rows; base += idx(gridDim.x) * {each}) {{");
+        body += "const bool live = base + local < rows;\nconst idx row = live ? base + local : rows - 1;\nconst idx n = live ? len : 0;\n";
+        body += &self.row_coordinates(params);
+        for l in 0..=self.levels.depth {
+            body += &self.folded(params, l, l);
+            if self.levels.has_pass(self.code, l) {
+                body += &self.pass(params, l, "0");
+                for (i, _, fold) in self.levels.folds(self.code, l).collect::<Vec<_>>() {
+                    body += &self.combine(i, fold);
+                    let _ = writeln!(body, "const {} v{i} = {};", lane_type(self.code.lanes[i]), fold.result(&format!("f{i}")));
+                }
+            }
+        }
+        let _ = writeln!(body, "if (live && m == 0) {{\n{}}}", self.folded_stores(params));
+        if self.uses_shared() {
+            // The next row must not overwrite what is still read.
+            body += "__syncthreads();\n";
+        }
+        body += "}\n";
+        params.function("rows", mapping.threads, &body)
+    }
+
+    /// One pass over a part of every row.
+    pub fn part(&self, params: &mut Params, l: usize, part: &Part) -> Function {
+        let mapping = self.mapping;
+        let mut body = pointers(self.code, params);
+        body += &self.counts(params);
+        body += &self.member();
+        body += &self.declare_shared();
+        body += &self.workspace(params, l, part);
+        let (each, parts) = (mapping.rows(), part.parts);
+        let _ = writeln!(body, "const idx base = idx(blockIdx.x) / {parts} * {each}, part = idx(blockIdx.x) % {parts};");
+        body += "const bool live = base + local < rows;\nconst idx row = live ? base + local : rows - 1;\n";
+        let _ = writeln!(body, "const idx start = part * {};", params.number(&part.len));
+        let _ = writeln!(body, "const idx n = live ? min(len, start + {}) : 0;", params.number(&part.len));
+        body += &self.row_coordinates(params);
+        body += &self.results(l);
+        body += &self.folded(params, 0, l);
+        body += &self.pass(params, l, "start");
+        for (i, _, fold) in self.levels.folds(self.code, l).collect::<Vec<_>>() {
+            body += &self.combine(i, fold);
+            let _ = writeln!(body, "if (live && m == 0) p{i}[row * {parts} + part] = f{i};");
+        }
+        params.function("rows_part", mapping.threads, &body)
+    }
+
+    /// Joins what the parts of pass `l` found, a warp for each row; after the last pass, stores what is stored once per row.
+    pub fn join(&self, params: &mut Params, l: usize, stores: bool, part: &Part) -> Function {
+        let mut body = pointers(self.code, params);
+        body += &self.counts(params);
+        body += &self.workspace(params, l, part);
+        let parts = part.parts;
+        let _ = writeln!(body, "const int m = threadIdx.x % 32;\nconst idx row = idx(blockIdx.x) * {} + threadIdx.x / 32;", THREADS / 32);
+        body += "if (row >= rows) return;\n";
+        body += &self.row_coordinates(params);
+        body += &self.results(l);
+        for (i, _, fold) in self.levels.folds(self.code, l).collect::<Vec<_>>() {
+            let ty = fold.ty();
+            let _ = writeln!(body, "{ty} f{i} = {};\nfor (int q = m; q < {parts}; q += 32) {{", fold.identity());
+            let _ = writeln!(body, "const {ty} other = p{i}[row * {parts} + q];\nf{i} = {};\n}}", fold.join(&format!("f{i}"), "other"));
+            body += &shuffles(i, fold, 32);
+            let _ = writeln!(body, "const {} v{i} = {};", lane_type(self.code.lanes[i]), fold.result(&format!("f{i}")));
+            let _ = writeln!(body, "if (m == 0) r{i}[row] = f{i};");
+        }
+        if stores {
+            body += &self.folded(params, 0, self.levels.depth);
+            let _ = writeln!(body, "if (m == 0) {{\n{}}}", self.folded_stores(params));
+        }
+        params.function("rows_join", THREADS, &body)
+    }
+
+    fn counts(&self, params: &mut Params) -> String {
+        let (rows, reduced) = (self.space.dims[..self.kept].to_vec(), self.space.dims[self.kept..].to_vec());
+        let rows: Number = Arc::new(move |env| points(&rows, env));
+        let fixed = reduced.iter().all(|d| d.as_fixed().is_some());
+        let len = if fixed {
+            points(&reduced, &Env::default()).to_string()
+        } else {
+            let number: Number = Arc::new(move |env| points(&reduced, env));
+            params.number(&number)
+        };
+        format!("const idx rows = {}, len = {len};\n", params.number(&rows))
+    }
+
+    /// Declares which row of the block a thread belongs to, and which member of the team it is.
+    fn member(&self) -> String {
+        let (team, rows) = (self.mapping.team, self.mapping.rows());
+        match self.mapping.adjacent {
+            true => format!("const int local = threadIdx.x / {team}, m = threadIdx.x % {team};\n"),
+            false => format!("const int local = threadIdx.x % {rows}, m = threadIdx.x / {rows};\n"),
+        }
+    }
+
+    fn declare_kept(&self) -> String {
+        let mut text = String::new();
+        match self.mapping.keep {
+            Keep::Nowhere => {}
+            Keep::Registers(each) => {
+                for i in self.crossing() {
+                    let _ = writeln!(text, "{} k{i}[{each}];", lane_type(self.code.lanes[i]));
+                }
+            }
+            Keep::Shared(len) => {
+                text += "SHARED_BYTES(unsigned char, pool);\n";
+                for (at, i) in self.crossing().enumerate() {
+                    let ty = lane_type(self.code.lanes[i]);
+                    let _ = writeln!(text, "{ty}* const k{i} = reinterpret_cast<{ty}*>(pool + {});", 4 * len * at as i64);
+                }
+            }
+        }
+        text
+    }
+
+    /// Whether teams meet in shared memory.
+    fn uses_shared(&self) -> bool {
+        let mapping = self.mapping;
+        if mapping.adjacent { mapping.team > 32 } else { mapping.team > 1 }
+    }
+
+    fn declare_shared(&self) -> String {
+        let mapping = self.mapping;
+        let mut text = String::new();
+        if !self.uses_shared() {
+            return text;
+        }
+        for l in 0..=self.levels.depth {
+            for (i, _, fold) in self.levels.folds(self.code, l) {
+                let count = if mapping.adjacent { mapping.team / 32 } else { mapping.threads };
+                let _ = writeln!(text, "__shared__ {} s{i}[{count}];", fold.ty());
+            }
+        }
+        text
+    }
+
+    fn row_coordinates(&self, params: &mut Params) -> String {
+        params.coordinates("row", &self.space.dims[..self.kept], "c").0
+    }
+
+    fn kept_names(&self) -> Vec<String> {
+        (0..self.kept).map(|axis| format!("c{axis}")).collect()
+    }
+
+    /// The point of a row at the start of the reduced axes.
+    fn row_point(&self, params: &mut Params) -> Point {
+        let mut at = self.kept_names();
+        at.resize(self.space.dims.len(), "0".into());
+        Point::new(self.space, params, &at, "")
+    }
+
+    /// Declares the folded values of these levels, but for the reductions themselves.
+    fn folded(&self, params: &mut Params, from: usize, to: usize) -> String {
+        let point = self.row_point(params);
+        let wanted =
+            |i: &usize| self.code.folded[*i] && (from..=to).contains(&self.levels.level[*i]) && !is_reduce(&self.code.spec.code[*i]);
+        self.code.needed().filter(wanted).map(|i| self.code.statement(i, &point)).collect()
+    }
+
+    fn folded_stores(&self, params: &mut Params) -> String {
+        let point = self.row_point(params);
+        self.code.spec.stores.iter().filter(|s| self.code.folded[usize::from(s.value)]).map(|s| self.code.store(s, &point)).collect()
+    }
+
+    /// Declares the results of the passes before `l` from the workspace.
+    fn results(&self, l: usize) -> String {
+        let mut text = String::new();
+        for before in 0..l {
+            for (i, _, fold) in self.levels.folds(self.code, before) {
+                let _ = writeln!(text, "const {} f{i} = r{i}[row];", fold.ty());
+                let _ = writeln!(text, "const {} v{i} = {};", lane_type(self.code.lanes[i]), fold.result(&format!("f{i}")));
+            }
+        }
+        text
+    }
+
+    /// Declares pointers into the workspace for the reductions of the passes up to `l`.
+    fn workspace(&self, params: &mut Params, l: usize, part: &Part) -> String {
+        let folds: Vec<_> = (0..=l).flat_map(|l| self.levels.folds(self.code, l).collect::<Vec<_>>()).collect();
+        folds.into_iter().map(|(i, _, fold)| part.pointers(params, i, fold)).collect()
+    }
+
+    /// Pass `l` over the points from `start` below `n` of a row, shared among the team: fills the accumulators `f{i}`.
+    fn pass(&self, params: &mut Params, l: usize, start: &str) -> String {
+        let (code, mapping) = (self.code, self.mapping);
+        let vector = mapping.vector;
+        let mut text = String::new();
+        for (i, _, fold) in self.levels.folds(code, l) {
+            let _ = writeln!(text, "{} f{i} = {};", fold.ty(), fold.identity());
+        }
+        let step = i64::from(mapping.team) * vector;
+        let first = format!("{start} + m * {vector}");
+        match mapping.keep {
+            Keep::Registers(each) => {
+                let _ = writeln!(text, "#pragma unroll\nfor (int e = 0; e < {}; ++e) {{", each / vector);
+                let _ = writeln!(text, "const idx g = {first} + e * {step};\nif (g < n) {{");
+            }
+            _ => {
+                let _ = writeln!(text, "#pragma unroll 4\nfor (idx g = {first}; g < n; g += {step}) {{\n{{");
+            }
+        }
+        let full = self.levels.full(code, l, self.keeps());
+        let reduced = &self.space.dims[self.kept..];
+        let mut at = self.kept_names();
+        let (decode, names) = params.coordinates("g", reduced, "j");
+        text += &decode;
+        at.extend(names);
+        let moved = |k: u16| vector > 1 && self.space.stride(k, self.kept).is(1);
+        let ahead = Point::new(self.space, params, &at, "");
+        if vector > 1 {
+            let vector_of = |k: u16| format!("Vec<{}, {vector}>", code.storage(k).ty);
+            let mut loads: Vec<u16> =
+                full.iter().filter_map(|&i| if let Inst::Load(k) = code.spec.code[i] { Some(k) } else { None }).collect();
+            loads.sort_unstable();
+            loads.dedup();
+            for k in loads.into_iter().filter(|&k| moved(k)) {
+                let _ = writeln!(text, "const {0} x{k} = load_vec<{0}>(a{k} + {1});", vector_of(k), ahead.element(k));
+            }
+            for store in self.full_stores(l) {
+                let _ = writeln!(text, "{} y{};", vector_of(store.operand), store.operand);
+            }
+            let _ = writeln!(text, "#pragma unroll\nfor (int u = 0; u < {vector}; ++u) {{");
+            at[self.kept] = format!("({} + u)", at[self.kept]);
+        }
+        // Where element `u` of this turn is among the row's, and among those that this thread keeps.
+        let (position, own) = if vector > 1 { ("g + u", format!("e * {vector} + u")) } else { ("g", "e".into()) };
+        let slot = if matches!(mapping.keep, Keep::Shared(_)) { position.to_string() } else { own };
+        let kept = |v: ValueId| self.levels.is_kept(usize::from(v), l, self.keeps()).then(|| format!("k{v}[{slot}]"));
+        let site = InPass {
+            via: Via {
+                point: Point::new(self.space, params, &at, ""),
+                read: &|k| moved(k).then(|| format!("x{k}.v[u]")),
+                write: &|k| moved(k).then(|| format!("y{k}.v[u]")),
+            },
+            kept: &kept,
+        };
+        for &i in &full {
+            text += &code.statement(i, &site);
+            if self.keeps() && self.levels.crossing[i] && self.levels.level[i] == l {
+                let _ = writeln!(text, "k{i}[{slot}] = v{i};");
+            }
+        }
+        for (i, arg, fold) in self.levels.folds(code, l) {
+            let lifted = fold.lift(&site.value(arg as ValueId), position);
+            let _ = writeln!(text, "const {} t{i} = {lifted};\nf{i} = {};", fold.ty(), fold.join(&format!("f{i}"), &format!("t{i}")));
+        }
+        self.full_stores(l).for_each(|s| text += &code.store(s, &site));
+        if vector > 1 {
+            text += "}\n";
+            for store in self.full_stores(l) {
+                let _ = writeln!(text, "store_vec(a{0} + {1}, y{0});", store.operand, ahead.element(store.operand));
+            }
+        }
+        text += "}\n}\n";
+        text
+    }
+
+    fn full_stores(&self, l: usize) -> impl Iterator<Item = &slabwise_kernels::spec::Store> {
+        let stores = self.code.spec.stores.iter().filter(|s| !self.code.folded[usize::from(s.value)]);
+        stores.filter(move |_| self.levels.top == Some(l))
+    }
+
+    /// Joins the accumulators of a team, so that every member has the result.
+    fn combine(&self, i: usize, fold: Fold) -> String {
+        let mapping = self.mapping;
+        let rows = mapping.rows();
+        let mut text = String::new();
+        if mapping.adjacent {
+            text += &shuffles(i, fold, mapping.team.min(32));
+            if mapping.team > 32 {
+                let _ = writeln!(text, "if (m % 32 == 0) s{i}[m / 32] = f{i};\n__syncthreads();\nf{i} = s{i}[0];");
+                let _ = writeln!(text, "#pragma unroll\nfor (int q = 1; q < {}; ++q) {{", mapping.team / 32);
+                let _ = writeln!(text, "const {} other = s{i}[q];\nf{i} = {};\n}}", fold.ty(), fold.join(&format!("f{i}"), "other"));
+            }
+        } else if mapping.team > 1 {
+            let _ = writeln!(text, "s{i}[threadIdx.x] = f{i};\n__syncthreads();\nf{i} = s{i}[local];");
+            let _ = writeln!(text, "#pragma unroll\nfor (int q = 1; q < {}; ++q) {{", mapping.team);
+            let _ = writeln!(
+                text,
+                "const {} other = s{i}[q * {rows} + local];\nf{i} = {};\n}}",
+                fold.ty(),
+                fold.join(&format!("f{i}"), "other")
+            );
+        }
+        text
+    }
+}
+
+/// Joins accumulators `f{i}` of groups of neighbouring lanes.
+fn shuffles(i: usize, fold: Fold, lanes: u32) -> String {
+    if lanes == 1 {
+        return String::new();
+    }
+    let join = fold.join(&format!("f{i}"), "other");
+    format!(
+        "#pragma unroll\nfor (int o = {}; o > 0; o >>= 1) {{\nconst {} other = from_lane_xor(f{i}, o);\nf{i} = {join};\n}}\n",
+        lanes / 2,
+        fold.ty()
+    )
+}

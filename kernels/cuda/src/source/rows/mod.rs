@@ -1,0 +1,238 @@
+//! Loops with reductions.
+//!
+//! A *row* is a point of the kept axes; a *team* of threads computes it, in one pass over the reduced axes for each level of
+//! its reductions ([`levels`]). Where memory runs along the reduced axes, the threads of a team are neighbours: some lanes
+//! of a warp, or a whole block for long rows. Where it runs along the kept axes, neighbouring threads belong to neighbouring
+//! rows. What later passes need of earlier ones stays in registers or shared memory if it fits, else it is computed again.
+//!
+//! A few long rows are cut into parts, each with its block: a kernel for each pass leaves partial results in the workspace,
+//! and another joins them. How rows are cut depends on the bounds and the target alone, and partial results are joined in a
+//! fixed order, so the same sizes give the same bits.
+
+mod emit;
+mod levels;
+
+use slabwise_kernels::cpu::SpecError;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{Inst, Spec};
+
+use self::emit::{Emitter, Part};
+use self::levels::Levels;
+use super::THREADS;
+use super::params::Params;
+use super::space::{Space, memory_order, points, touched, vector_width};
+use crate::code::Code;
+use crate::lower::{Dispatch, Lowered, Target};
+
+/// Rows longer than this have a block each; there is no use in more than a warp for shorter ones.
+const WARP_ROW: i64 = 1024;
+/// Points of a row's part, at least.
+const PART: i64 = 4096;
+/// Most parts of a row: what one warp joins in two turns.
+const PARTS: i64 = 64;
+/// Most values a thread keeps in registers between passes, by threads of its block.
+const KEPT: [(u32, i64); 3] = [(256, 64), (512, 40), (1024, 16)];
+
+/// Where values that cross from pass to pass are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keep {
+    /// Nowhere: they are computed again.
+    Nowhere,
+    /// In so many registers of each thread.
+    Registers(i64),
+    /// In shared memory, in arrays of so many elements.
+    Shared(i64),
+}
+
+/// How rows are shared among threads.
+#[derive(Clone, Debug)]
+struct Mapping {
+    /// Threads of a block.
+    threads: u32,
+    /// Threads of a row.
+    team: u32,
+    /// Threads of a team are neighbours (else neighbours are rows).
+    adjacent: bool,
+    /// Neighbouring elements that a thread takes at once.
+    vector: i64,
+    keep: Keep,
+    /// Parts of a row, if rows are cut.
+    parts: i64,
+}
+
+impl Mapping {
+    /// Rows that a block computes side by side.
+    fn rows(&self) -> u32 {
+        self.threads / self.team
+    }
+}
+
+pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
+    let code = Code::new(spec)?;
+    if spec.stores.is_empty() {
+        return Ok(Lowered::new(vec![], 0, |_| vec![]));
+    }
+    let finds = code.needed().any(|i| matches!(&spec.code[i], Inst::Reduce(op, a) if crate::code::Fold::new(*op, code.lane(*a)).finds()));
+    let reduced_points = points(&spec.dims[spec.dims.len() - spec.reduced..], bounds);
+    if finds && reduced_points >= i64::from(i32::MAX) {
+        return Err(SpecError(format!("a position among {reduced_points} elements does not fit in an i32")));
+    }
+    let (space, kept) = ordered(&code, bounds, finds);
+    let levels = Levels::new(&code);
+    let mapping = mapping(&code, &levels, &space, kept, bounds, target);
+    let params = Params::new(spec, bounds, target);
+    let emitter = Emitter { code: &code, levels: &levels, space: &space, kept, mapping: &mapping };
+    let rows = space.dims[..kept].to_vec();
+    let row_bound = points(&rows, bounds);
+    if mapping.parts > 1 {
+        return Ok(cut(&emitter, params, row_bound, rows));
+    }
+    let mut params = params;
+    let function = emitter.whole(&mut params);
+    let shared_bytes = emitter.shared_bytes();
+    let (threads, each, target) = (mapping.threads, mapping.rows(), *target);
+    Ok(Lowered::new(vec![function], 0, move |env| {
+        let grid = [super::elementwise::blocks(points(&rows, env), each, &target), 1, 1];
+        vec![Dispatch { function: 0, grid, block: [threads, 1, 1], shared_bytes, words: params.words(env) }]
+    }))
+}
+
+/// The space in the order of memory, merged, with its number of kept axes; at least one axis of each kind.
+fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize) {
+    let spec = code.spec;
+    let (axes, kept) = (spec.dims.len(), spec.dims.len() - spec.reduced);
+    let mut space = Space::new(spec);
+    // Reductions read more than they write: follow the operand that varies most.
+    let varied = |k: &u16| {
+        let along = spec.dims.iter().zip(&spec.operands[usize::from(*k)].strides).filter(|(_, s)| !s.is(0));
+        along.fold(1i64, |p, (d, _)| p.saturating_mul(d.at(bounds)))
+    };
+    if let Some(guide) = code.loads().into_iter().max_by_key(varied) {
+        let strides = &spec.operands[usize::from(guide)].strides;
+        let mut order = memory_order(strides, 0, kept, bounds);
+        // Positions are counted in the order of the axes.
+        order.extend(if finds { (kept..axes).collect() } else { memory_order(strides, kept, axes, bounds) });
+        space.permute(&order);
+    }
+    let left = space.merge(0, kept);
+    let reduced = space.merge(left, space.dims.len());
+    if reduced == 0 {
+        space.insert(left);
+    }
+    if left == 0 {
+        space.insert(0);
+    }
+    (space, left.max(1))
+}
+
+/// Whether most of the memory runs along the reduced axes.
+fn runs_along_rows(code: &Code, space: &Space, kept: usize, bounds: &Env) -> bool {
+    let (kept_axis, reduced_axis) = (kept - 1, space.dims.len() - 1);
+    if space.dims[kept_axis].is(1) {
+        return true;
+    }
+    let mut votes = 0;
+    for k in code.loads().into_iter().chain(code.spec.stores.iter().map(|s| s.operand)) {
+        let (row, along) = (space.stride(k, kept_axis).at(bounds), space.stride(k, reduced_axis).at(bounds));
+        // What lies flat along the other axis is little memory, and counts little.
+        let weight = if row == 0 || along == 0 { 1 } else { 16 };
+        votes += match (row, along) {
+            (_, 1) => weight,
+            (1, _) => -weight,
+            _ => 0,
+        };
+    }
+    votes >= 0
+}
+
+fn power_of_two(n: i64, most: u32) -> u32 {
+    u32::try_from(n.max(1)).unwrap_or(most).checked_next_power_of_two().unwrap_or(most).min(most)
+}
+
+fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &Env, target: &Target) -> Mapping {
+    let (rows, len) = (points(&space.dims[..kept], bounds), points(&space.dims[kept..], bounds));
+    let adjacent = runs_along_rows(code, space, kept, bounds);
+    let multiprocessors = i64::from(target.multiprocessors.max(1));
+    let (mut threads, mut team) = (THREADS, 0);
+    if adjacent {
+        // Warps that rows alone would fill, against what the device has.
+        let few = rows < 8 * multiprocessors;
+        if len <= WARP_ROW && !(few && len > 256) {
+            team = power_of_two(len, 32);
+        } else {
+            threads = if len <= 4096 {
+                256
+            } else if len <= 8192 {
+                512
+            } else {
+                1024
+            };
+            team = threads;
+        }
+    } else {
+        // At least a warp of neighbouring rows, if there are so many.
+        team = power_of_two(len.saturating_add(3) / 4, 8).max(team);
+        while i64::from(threads / team) > rows && team < 32 {
+            team *= 2;
+        }
+    }
+    let groups = rows.max(1).div_euclid(i64::from(threads / team)).max(1);
+    let mut parts = 1;
+    // A row is cut where blocks are too few and each has enough to do.
+    if groups < 2 * multiprocessors && len >= 2 * PART {
+        parts = (4 * multiprocessors / groups).min(len / PART).clamp(1, PARTS);
+        if parts > 1 && adjacent {
+            (threads, team) = (THREADS, THREADS);
+        }
+    }
+    let crossing = levels.crossing.iter().filter(|c| **c).count() as i64;
+    let vector = match adjacent {
+        true if space.dims.len() == kept + 1 && len >= 4 * i64::from(team) => vector_width(space, &touched(code), kept, false).min(8),
+        _ => 1,
+    };
+    let each = (len.max(1) as u64).div_ceil(team as u64 * vector as u64) as i64 * vector;
+    let registers = KEPT.iter().find(|(t, _)| threads <= *t).map_or(0, |(_, n)| *n);
+    let shared = len.saturating_mul(crossing).saturating_mul(4);
+    let keep = if crossing == 0 || parts > 1 {
+        Keep::Nowhere
+    } else if each.saturating_mul(crossing) <= registers {
+        Keep::Registers(each)
+    } else if adjacent && team == threads && shared <= i64::from(target.shared_bytes_max) - 4096 {
+        Keep::Shared(len)
+    } else {
+        Keep::Nowhere
+    };
+    Mapping { threads, team, adjacent, vector, keep, parts }
+}
+
+/// Rows cut into parts: for each pass, a kernel over the parts and one that joins them.
+fn cut(emitter: &Emitter, params: Params, row_bound: i64, rows: Vec<slabwise_kernels::size::Size>) -> Lowered {
+    let mapping = emitter.mapping;
+    let (threads, each, parts) = (mapping.threads, i64::from(mapping.rows()), mapping.parts);
+    let part = Part::new(emitter, row_bound);
+    let passes = emitter.levels.passes(emitter.code);
+    let last = passes.last().copied().unwrap_or(0);
+    let (mut functions, mut all) = (Vec::new(), Vec::new());
+    for &l in &passes {
+        let mut own = params.clone();
+        functions.push(emitter.part(&mut own, l, &part));
+        all.push((own, false));
+        let stores = l == last && emitter.stores_folded();
+        if stores || emitter.levels.folds(emitter.code, l).next().is_some() {
+            let mut own = params.clone();
+            functions.push(emitter.join(&mut own, l, stores, &part));
+            all.push((own, true));
+        }
+    }
+    Lowered::new(functions, part.bytes(), move |env| {
+        let count = points(&rows, env);
+        let groups = (count as u64).div_ceil(each as u64);
+        let dispatch = |(function, (params, joins)): (usize, &(Params, bool))| {
+            // A warp joins the parts of a row.
+            let blocks = if *joins { (count as u64).div_ceil(u64::from(THREADS / 32)) } else { groups * parts as u64 };
+            let threads = if *joins { THREADS } else { threads };
+            Dispatch { function, grid: [blocks as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0, words: params.words(env) }
+        };
+        all.iter().enumerate().map(dispatch).collect()
+    })
+}

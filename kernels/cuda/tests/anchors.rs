@@ -1,0 +1,252 @@
+//! Gathers, scatters and pooling, against the CPU's kernels.
+
+mod common;
+
+use common::{Case, Choices, check};
+use slabwise_cuda::emulator::available;
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::spec::{
+    Body, CheckIndex, Dims, Gather, Inst, Operand, Pool2d, Pool2dGrad, PoolKind, ScatterAdd, Spec, Store, Window,
+};
+
+fn sizes(dims: &[i64]) -> Dims {
+    dims.iter().map(|&d| Size::fixed(d)).collect()
+}
+
+/// An operand over `dims`: contiguous, or with its axes in another order, gaps and an offset.
+fn layout(choices: &mut Choices, dtype: DType, dims: &[i64], contiguous: bool) -> Operand {
+    let mut operand = Operand::contiguous(dtype, &sizes(dims)).expect("small");
+    if contiguous {
+        return operand;
+    }
+    let mut order: Vec<usize> = (0..dims.len()).collect();
+    for i in (1..order.len()).rev() {
+        order.swap(i, choices.below(i + 1));
+    }
+    operand.offset = Size::fixed(choices.below(5) as i64);
+    let mut stride = 1 + choices.below(2) as i64;
+    for &axis in order.iter().rev() {
+        operand.strides[axis] = Size::fixed(stride);
+        stride *= dims[axis].max(1) + choices.below(2) as i64;
+    }
+    operand
+}
+
+/// The same, repeating along some axes.
+fn repeating(choices: &mut Choices, dtype: DType, dims: &[i64], contiguous: bool) -> Operand {
+    let own: Vec<i64> = dims.iter().map(|&d| if choices.once_in(2) { 1 } else { d }).collect();
+    let mut operand = layout(choices, dtype, &own, contiguous);
+    for (axis, &d) in own.iter().enumerate() {
+        if d == 1 {
+            operand.strides[axis] = Size::ZERO;
+        }
+    }
+    operand
+}
+
+/// A spec that stores the anchor's value plus an operand of its type.
+fn storing(choices: &mut Choices, body: Body, dims: &[i64], dtype: DType, contiguous: bool) -> Spec {
+    let operands = vec![layout(choices, dtype, dims, contiguous), layout(choices, dtype, dims, contiguous)];
+    let plain = dtype == DType::Bool || choices.once_in(2);
+    Spec {
+        body,
+        dims: sizes(dims),
+        reduced: 0,
+        operands,
+        indices: vec![],
+        code: vec![Inst::Load(0), Inst::Acc, if plain { Inst::Acc } else { Inst::Op(ScalarOp::Add, [0, 1, 0]) }],
+        stores: vec![Store { value: 2, operand: 1 }],
+    }
+}
+
+/// Fills an index argument with numbers below `limit`, sometimes with others.
+fn fill_indices(case: &mut Case, argument: usize, limit: i64, wild: bool, choices: &mut Choices) {
+    let dtype = case.spec.arguments()[argument].0.dtype;
+    let count = case.args[argument].len() / dtype.bytes();
+    let mut number =
+        || if wild && choices.once_in(9) { choices.bits() as i32 % 1000 - 500 } else { choices.below(limit.max(1) as usize) as i32 };
+    case.args[argument] = match dtype {
+        DType::U8 => (0..count).map(|_| number().clamp(0, 255) as u8).collect(),
+        _ => (0..count).flat_map(|_| number().to_le_bytes()).collect(),
+    };
+}
+
+fn dims(choices: &mut Choices) -> Vec<i64> {
+    let mut dims: Vec<i64> = (0..1 + choices.below(3)).map(|_| 1 + choices.below(7) as i64).collect();
+    let last = dims.len() - 1;
+    dims[last] = choices.pick(&[1, 3, 8, 20, 48]);
+    dims
+}
+
+#[test]
+fn gathers() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(1);
+    let mut cases = Vec::new();
+    for round in 0..60 {
+        let dims = dims(&mut choices);
+        let axis = choices.below(dims.len());
+        let len = [1, 5, 12, 200, 0][if round == 7 { 4 } else { choices.below(4) }];
+        let dtype = choices.pick(&DType::ALL);
+        let contiguous = choices.once_in(2);
+        let mut of = dims.clone();
+        of[axis] = len;
+        let mut source = layout(&mut choices, dtype, &of, contiguous);
+        let axis_stride = std::mem::replace(&mut source.strides[axis], Size::ZERO);
+        let index_type = choices.pick(&[DType::U8, DType::I32]);
+        let index = repeating(&mut choices, index_type, &dims, contiguous);
+        let body = Body::Gather(Gather { source, index, axis_stride, axis_len: Size::fixed(len) });
+        let stored = dtype.lane().stored();
+        let spec = storing(&mut choices, body, &dims, stored, contiguous);
+        let mut case = Case::new(format!("gather {round}"), spec, &mut choices);
+        fill_indices(&mut case, 1, len, true, &mut choices);
+        cases.push(case);
+    }
+    check(&cases, 0.0);
+}
+
+#[test]
+fn scatters_add_in_order() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(2);
+    let mut cases = Vec::new();
+    for round in 0..60 {
+        let mut of = dims(&mut choices);
+        let axis = choices.below(of.len());
+        let contiguous = choices.once_in(2);
+        // Few values, or enough for lists.
+        of[axis] = choices.pick(&[1, 4, 33, 150]);
+        let mut result = of.clone();
+        result[axis] = choices.pick(&[1, 6, 128, 300]);
+        let index_type = choices.pick(&[DType::U8, DType::I32]);
+        let index = repeating(&mut choices, index_type, &of, contiguous);
+        let value = layout(&mut choices, DType::F32, &of, contiguous);
+        let body = Body::ScatterAdd(ScatterAdd { axis, space: sizes(&of), value, index });
+        let spec = storing(&mut choices, body, &result, DType::F32, contiguous);
+        let mut case = Case::new(format!("scatter {round}"), spec, &mut choices);
+        fill_indices(&mut case, 1, result[axis], true, &mut choices);
+        cases.push(case);
+    }
+    // Sums in the order of the values, whatever the order of threads: equal to the CPU's in every bit.
+    check(&cases, 0.0);
+}
+
+/// The gradient of an embedding whose number of tokens is known at launch.
+#[test]
+fn the_gradient_of_an_embedding() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(3);
+    let mut cases = Vec::new();
+    let tokens = Size::symbol(Symbol(0));
+    for (bound, size) in [(300, 300), (300, 77), (300, 0)] {
+        let (places, width) = (400, 24);
+        let space = Dims::from_slice(&[tokens, Size::fixed(width)]);
+        let value = Operand::contiguous(DType::F32, &space).expect("small");
+        let index = Operand { dtype: DType::I32, offset: Size::ZERO, strides: sizes(&[1, 0]) };
+        let body = Body::ScatterAdd(ScatterAdd { axis: 0, space, value, index });
+        let spec = storing(&mut choices, body, &[places, width], DType::F32, true);
+        let (bounds, env) = (Env([bound; 8]), Env([size; 8]));
+        let mut case = Case::bounded(format!("{size} tokens"), spec, bounds, env, &mut choices);
+        // Some tokens come often.
+        case.args[1] = (0..size)
+            .flat_map(|_| (choices.below(places as usize) as i32 / if choices.once_in(2) { 1 } else { 50 }).to_le_bytes())
+            .collect();
+        cases.push(case);
+    }
+    check(&cases, 0.0);
+}
+
+#[test]
+fn the_first_bad_index_is_reported() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(4);
+    let mut cases = Vec::new();
+    for round in 0..30 {
+        let dims = if round == 0 { vec![] } else { dims(&mut choices) };
+        let limit = 1 + choices.below(200) as i64;
+        let index_type = choices.pick(&[DType::U8, DType::I32]);
+        let contiguous = choices.once_in(2);
+        let index = layout(&mut choices, index_type, &dims, contiguous);
+        let body = Body::CheckIndex(CheckIndex { index, limit: Size::fixed(limit) });
+        let spec = Spec { body, dims: sizes(&dims), reduced: 0, operands: vec![], indices: vec![], code: vec![], stores: vec![] };
+        let mut case = Case::new(format!("check {round}"), spec, &mut choices);
+        fill_indices(&mut case, 0, limit, round % 2 == 0, &mut choices);
+        cases.push(case);
+    }
+    check(&cases, 0.0);
+}
+
+fn pooled(size: i64, k: usize, stride: usize, pad: usize) -> i64 {
+    (size + 2 * pad as i64 - k as i64).max(-(stride as i64)) / stride as i64 + 1
+}
+
+#[test]
+fn pooling_and_its_gradient() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(5);
+    let mut cases = Vec::new();
+    for round in 0..60 {
+        let k = [1 + choices.below(3), 1 + choices.below(4)];
+        let window = match choices.once_in(3) {
+            true => Window { k: [2, 2], stride: [2, 2], pad: [0, 0] },
+            false => Window { k, stride: [1 + choices.below(3), 1 + choices.below(3)], pad: [choices.below(k[0]), choices.below(k[1])] },
+        };
+        let image = [choices.below(3) as i64 + 1, choices.below(3) as i64 + 1, choices.below(12) as i64 + 1, choices.below(20) as i64 + 1];
+        let mut result = image;
+        for axis in 0..2 {
+            result[2 + axis] = pooled(image[2 + axis], window.k[axis], window.stride[axis], window.pad[axis]);
+        }
+        let contiguous = choices.once_in(2);
+        let kind = choices.pick(&[
+            PoolKind::Max,
+            PoolKind::Max,
+            PoolKind::Avg { count_pad: true },
+            PoolKind::Avg { count_pad: false },
+            PoolKind::ArgMax,
+        ]);
+        let is_max = kind == PoolKind::Max;
+        let marks = choices.pick(&[DType::U8, DType::I32]);
+        if round % 2 == 0 {
+            let dtype = match kind {
+                PoolKind::Avg { .. } => DType::F32,
+                _ => choices.pick(&[DType::F32, DType::F32, DType::I32, DType::U8, DType::Bool]),
+            };
+            let arg = (is_max && choices.once_in(2)).then(|| layout(&mut choices, marks, &result, contiguous));
+            let stored = if kind == PoolKind::ArgMax { DType::I32 } else { dtype.lane().stored() };
+            let x = layout(&mut choices, dtype, &image, contiguous);
+            let body = Body::Pool2d(Pool2d { kind, window, hw: [Size::fixed(image[2]), Size::fixed(image[3])], x, arg });
+            let spec = storing(&mut choices, body, &result, stored, contiguous);
+            let mut case = Case::new(format!("{kind:?} pooling {round}"), spec, &mut choices);
+            if dtype == DType::F32 && is_max {
+                // Ties and special values.
+                let some = [0.0, 1.0, f32::NEG_INFINITY, -1.0, 1.0, f32::NAN, f32::INFINITY];
+                let count = case.args[0].len() / 4;
+                case.args[0] = (0..count).flat_map(|_| some[choices.below(5 + round / 20)].to_le_bytes()).collect();
+            }
+            cases.push(case);
+        } else if kind != PoolKind::ArgMax {
+            let arg = is_max.then(|| layout(&mut choices, marks, &result, contiguous));
+            let dy = layout(&mut choices, DType::F32, &result, contiguous);
+            let body = Body::Pool2dGrad(Pool2dGrad { kind, window, ohw: [Size::fixed(result[2]), Size::fixed(result[3])], dy, arg });
+            let spec = storing(&mut choices, body, &image, DType::F32, contiguous);
+            let mut case = Case::new(format!("gradient of {kind:?} pooling {round}"), spec, &mut choices);
+            if is_max {
+                fill_indices(&mut case, 1, (window.k[0] * window.k[1]) as i64, false, &mut choices);
+            }
+            cases.push(case);
+        }
+    }
+    check(&cases, 1e-6);
+}

@@ -1,0 +1,277 @@
+//! Runs specs twice: by the CPU's kernels and by generated source under the emulator, on copies of the same arguments.
+#![allow(dead_code)] // each test binary uses a part of it
+
+use slabwise_cuda::emulator::{Check, Emulator, Order, protect};
+use slabwise_cuda::{Lowered, Target, Word, lower};
+use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::memory::{Memory, Region};
+use slabwise_kernels::random::philox;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{Access, Spec};
+
+/// What tests generate source for: few multiprocessors, so that loops over blocks take several turns.
+pub const TARGET: Target = Target { sm: 80, multiprocessors: 2, shared_bytes_max: 99 << 10, tf32: false, guarded: false };
+
+/// Bytes between arguments; what is written there is found out.
+const GUARD: usize = 256;
+const UNTOUCHED: u8 = 0xa5;
+/// The value of a fault record that says nothing.
+pub const NO_FAULT: u64 = u64::MAX;
+
+/// Choices that follow from a seed.
+pub struct Choices {
+    seed: u32,
+    count: u32,
+}
+
+impl Choices {
+    pub fn new(seed: u32) -> Self {
+        Choices { seed, count: 0 }
+    }
+
+    pub fn bits(&mut self) -> u32 {
+        self.count += 1;
+        philox([self.count, 0, 0, 0], [self.seed, 0x0cda])[0]
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        self.bits() as usize % n
+    }
+
+    /// True once in `n` times.
+    pub fn once_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())].clone()
+    }
+
+    /// A float in [-1, 1).
+    pub fn unit(&mut self) -> f32 {
+        (self.bits() >> 8) as f32 / 8_388_608.0 - 1.0
+    }
+
+    /// Elements of a type: floats around 0, small integers, truth values.
+    pub fn elements(&mut self, dtype: DType, count: usize) -> Vec<u8> {
+        (0..count)
+            .flat_map(|_| match dtype {
+                DType::F32 => (2.0 * self.unit()).to_le_bytes().to_vec(),
+                // A power of two from 2⁻³ to 1, either sign, and any fraction.
+                DType::F16 => ((self.bits() as u16 & 0x83ff) | ((12 + self.below(4) as u16) << 10)).to_le_bytes().to_vec(),
+                DType::BF16 => ((self.unit().to_bits() >> 16) as u16).to_le_bytes().to_vec(),
+                DType::I32 => (self.below(201) as i32 - 100).to_le_bytes().to_vec(),
+                DType::U8 => vec![self.bits() as u8],
+                DType::Bool => vec![self.bits() as u8 & 1],
+            })
+            .collect()
+    }
+}
+
+/// A spec with the arguments of one run.
+#[derive(Clone)]
+pub struct Case {
+    pub name: String,
+    pub spec: Spec,
+    pub bounds: Env,
+    pub env: Env,
+    /// The bytes of each argument.
+    pub args: Vec<Vec<u8>>,
+    /// Arguments that are the same region as an earlier one.
+    pub same: Vec<(usize, usize)>,
+    pub target: Target,
+}
+
+impl Case {
+    /// A case without symbols, its arguments filled by chance.
+    pub fn new(name: impl Into<String>, spec: Spec, choices: &mut Choices) -> Case {
+        Case::bounded(name, spec, Env::default(), Env::default(), choices)
+    }
+
+    /// A case whose sizes are `env`, prepared for `bounds`.
+    pub fn bounded(name: impl Into<String>, spec: Spec, bounds: Env, env: Env, choices: &mut Choices) -> Case {
+        let arguments = spec.arguments();
+        let args = arguments.iter().map(|(o, dims, _)| choices.elements(o.dtype, o.extent(dims, &env) as usize)).collect();
+        Case { name: name.into(), spec, bounds, env, args, same: vec![], target: TARGET }
+    }
+
+    fn region_of(&self, argument: usize) -> usize {
+        self.same.iter().find(|(a, _)| *a == argument).map_or(argument, |(_, first)| *first)
+    }
+
+    /// The arguments after a run on the CPU, and the fault record it would leave.
+    pub fn on_cpu(&self) -> (Vec<Vec<u8>>, u64) {
+        let kernel = Kernel::new(self.spec.clone(), &self.bounds, &Config { threads: 1, isa: Isa::detect() });
+        let kernel = kernel.unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        let mut memory = Memory::new();
+        let own: Vec<Region> = self.args.iter().map(|a| memory.reserve(a.len() as u64).expect("memory")).collect();
+        for (region, arg) in own.iter().zip(&self.args) {
+            memory.bytes_mut(region).copy_from_slice(arg);
+        }
+        let regions: Vec<Region> = (0..own.len()).map(|a| own[self.region_of(a)]).collect();
+        let workspace = memory.reserve(kernel.workspace()).expect("memory");
+        let fault = match kernel.run(&mut memory, &regions, &workspace, &self.env, &Team::new(1)) {
+            Ok(()) => NO_FAULT,
+            Err(slabwise_kernels::cpu::Fault::Index { position, value, .. }) => position << 32 | u64::from(value as i32 as u32),
+        };
+        (regions.iter().map(|r| memory.bytes(r).to_vec()).collect(), fault)
+    }
+
+    /// The arguments and the fault record after a run of generated source.
+    pub fn emulated(&self, lowered: &Lowered, emulator: &Emulator, order: Order, fault: u64) -> Result<(Vec<Vec<u8>>, u64), String> {
+        let mut slab = Slab::default();
+        let own: Vec<usize> = self.args.iter().map(|a| slab.push(a)).collect();
+        let at: Vec<usize> = (0..own.len()).map(|a| own[self.region_of(a)]).collect();
+        let workspace = slab.push(&vec![0xff; lowered.workspace as usize]);
+        let record = slab.push(&fault.to_le_bytes());
+        let mut slab = slab.fixed();
+        slab.protect(true);
+        let base = slab.base() as u64;
+        let mut failed = None;
+        for dispatch in lowered.launches(&self.env) {
+            let words: Vec<u64> = dispatch
+                .words
+                .iter()
+                .map(|word| match word {
+                    Word::Argument(a) => base + at[usize::from(*a)] as u64,
+                    Word::Workspace(offset) => base + workspace as u64 + offset,
+                    Word::Fault => base + record as u64,
+                    Word::Number(n) => *n as u64,
+                })
+                .collect();
+            let function = &lowered.functions[dispatch.function];
+            // SAFETY: the words are addresses inside `slab`, which is large enough for the case; a kernel that reaches further is
+            // what these tests are to find.
+            if let Err(error) = unsafe { emulator.launch(function, &dispatch, &words, order) } {
+                failed = Some(error.to_string());
+                break;
+            }
+        }
+        slab.protect(false);
+        if let Some(failed) = failed {
+            return Err(failed);
+        }
+        slab.check_guards()?;
+        let fault = u64::from_le_bytes(slab.bytes(record, 8).try_into().expect("8 bytes"));
+        Ok((at.iter().zip(&self.args).map(|(&at, a)| slab.bytes(at, a.len()).to_vec()).collect(), fault))
+    }
+}
+
+/// Memory of a run: arguments between guard zones, each at a multiple of 256 bytes.
+#[derive(Default)]
+struct Slab {
+    bytes: Vec<u8>,
+    used: Vec<(usize, usize)>,
+}
+
+impl Slab {
+    fn push(&mut self, contents: &[u8]) -> usize {
+        let at = (self.bytes.len() + GUARD).next_multiple_of(256);
+        self.bytes.resize(at, UNTOUCHED);
+        self.bytes.extend_from_slice(contents);
+        self.used.push((at, contents.len()));
+        at
+    }
+
+    fn fixed(mut self) -> Fixed {
+        self.bytes.resize(self.bytes.len() + GUARD, UNTOUCHED);
+        let mut memory = vec![0u8; self.bytes.len() + 256];
+        let ahead = memory.as_ptr().align_offset(256);
+        memory[ahead..ahead + self.bytes.len()].copy_from_slice(&self.bytes);
+        Fixed { memory, ahead, len: self.bytes.len(), used: self.used }
+    }
+}
+
+/// The same, at its place.
+struct Fixed {
+    memory: Vec<u8>,
+    ahead: usize,
+    len: usize,
+    used: Vec<(usize, usize)>,
+}
+
+impl Fixed {
+    fn base(&mut self) -> *mut u8 {
+        self.memory[self.ahead..].as_mut_ptr()
+    }
+
+    fn bytes(&self, at: usize, len: usize) -> &[u8] {
+        &self.memory[self.ahead + at..][..len]
+    }
+
+    /// Marks all but what is used as forbidden, or nothing.
+    fn protect(&self, forbidden: bool) {
+        protect(self.bytes(0, self.len), forbidden);
+        self.used.iter().for_each(|&(at, len)| protect(self.bytes(at, len), false));
+    }
+
+    fn check_guards(&self) -> Result<(), String> {
+        let mut free = vec![true; self.len];
+        self.used.iter().for_each(|&(at, len)| free[at..at + len].fill(false));
+        match self.bytes(0, self.len).iter().zip(free).position(|(&b, free)| free && b != UNTOUCHED) {
+            Some(at) => Err(format!("byte {at}, outside of every argument, was written; arguments are {:?}", self.used)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether two elements agree: floats within `tolerance` of the larger (or of 1), everything else in every bit.
+fn agree(dtype: DType, a: &[u8], b: &[u8], tolerance: f32) -> bool {
+    if a == b {
+        return true;
+    }
+    if dtype.is_half() {
+        // Neighbours: both sides rounded something that differs a little.
+        let bits = |x: &[u8]| i32::from(i16::from_le_bytes(x.try_into().expect("2 bytes")));
+        let nan = |x: &[u8]| bits(x) & 0x7fff > if dtype == DType::F16 { 0x7c00 } else { 0x7f80 };
+        return (nan(a) && nan(b)) || (tolerance > 0.0 && (bits(a) - bits(b)).abs() <= 1);
+    }
+    if dtype != DType::F32 {
+        return false;
+    }
+    let float = |x: &[u8]| f32::from_le_bytes(x.try_into().expect("4 bytes"));
+    let (a, b) = (float(a), float(b));
+    (a.is_nan() && b.is_nan()) || a == b || (a - b).abs() <= tolerance * a.abs().max(b.abs()).max(1.0)
+}
+
+/// Fails unless the cases give what the CPU gives, in every order of threads, and the same bits in all of them.
+pub fn check(cases: &[Case], tolerance: f32) {
+    let lowered: Vec<Lowered> =
+        cases.iter().map(|c| lower(&c.spec, &c.bounds, &c.target).unwrap_or_else(|e| panic!("{}: {e}", c.name))).collect();
+    let functions: Vec<_> = lowered.iter().flat_map(|l| l.functions.clone()).collect();
+    let emulator = Emulator::new(&functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}"));
+    for (case, lowered) in cases.iter().zip(&lowered) {
+        let (expected, fault) = case.on_cpu();
+        let mut first: Option<Vec<Vec<u8>>> = None;
+        for order in Order::ALL {
+            let what = format!("{} ({order:?})", case.name);
+            let (got, record) =
+                case.emulated(lowered, &emulator, order, NO_FAULT).unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
+            assert_eq!(record, fault, "{what}: fault record");
+            compare(case, &what, &got, &expected, tolerance);
+            match &first {
+                Some(first) => assert!(*first == got, "{what}: other bits than forward"),
+                None => first = Some(got),
+            }
+        }
+    }
+}
+
+fn compare(case: &Case, what: &str, got: &[Vec<u8>], expected: &[Vec<u8>], tolerance: f32) {
+    for (a, (operand, _, access)) in case.spec.arguments().iter().enumerate() {
+        let width = operand.dtype.bytes();
+        let shared = case.same.iter().any(|&(again, first)| again == a || first == a);
+        let tolerance = if *access == Access::Read && !shared { 0.0 } else { tolerance };
+        for (i, (g, e)) in got[a].chunks(width).zip(expected[a].chunks(width)).enumerate() {
+            if !agree(operand.dtype, g, e, tolerance) {
+                let show = |x: &[u8]| match operand.dtype {
+                    DType::F32 => f32::from_le_bytes(x.try_into().expect("4 bytes")).to_string(),
+                    _ => format!("{x:?}"),
+                };
+                panic!("{what}: element {i} of argument {a} is {} instead of {}\n{:?}", show(g), show(e), case.spec);
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Kernels on slices of a batch: the same bits as on the whole, however it is cut, on every instruction set and any team.
+
+#[allow(dead_code)]
+mod common;
+
+use common::{Random, contiguous, teams};
+use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
+use slabwise_kernels::dtype::{DType, Lane};
+use slabwise_kernels::memory::{Memory, Region};
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::slice::{Slice, Slicing};
+use slabwise_kernels::spec::{
+    Access, Body, CheckIndex, Conv2d, ConvKind, Gather, Inst, Matmul, Operand, Pool2d, PoolKind, ReduceOp, Spec, Store, Window,
+};
+
+const BATCH: Symbol = Symbol(0);
+
+/// A size for each example of the batch.
+fn batch(per_example: usize) -> Size {
+    Size::symbol(BATCH).checked_mul(Size::fixed(per_example as i64)).expect("small")
+}
+
+fn fixed(sizes: &[usize]) -> impl Iterator<Item = Size> {
+    sizes.iter().map(|&n| Size::fixed(n as i64))
+}
+
+fn dims(per_example: usize, rest: &[usize]) -> slabwise_kernels::spec::Dims {
+    [batch(per_example)].into_iter().chain(fixed(rest)).collect()
+}
+
+fn walked(strides: &[i64]) -> Operand {
+    common::operand(0, strides)
+}
+
+/// Row-major with the batch outermost.
+fn rows(rest: &[usize]) -> Operand {
+    let with_batch: Vec<usize> = std::iter::once(1).chain(rest.iter().copied()).collect();
+    walked(&contiguous(&with_batch))
+}
+
+/// A kernel, the examples of its bound, and an example's elements of every argument (or all elements of one they share).
+struct Case {
+    spec: Spec,
+    bound: u32,
+}
+
+impl Case {
+    fn bound(&self) -> Env {
+        let mut env = Env::default();
+        env.0[0] = self.bound;
+        env
+    }
+
+    /// Runs `n` examples in slices of `size`, or whole, and returns all arguments afterwards.
+    fn run(&self, args: &[Vec<f32>], n: u32, size: Option<u32>, isa: Isa, team: &Team) -> Vec<Vec<u32>> {
+        let (bound, config) = (self.bound(), Config { threads: team.threads(), isa });
+        let mut env = bound;
+        env.0[0] = n;
+        let slicing = Slicing::of(&self.spec, BATCH).expect("a spec for slices");
+        let mut memory = Memory::new();
+        let room = |memory: &mut Memory, values: &[f32]| {
+            let region = memory.reserve(values.len() as u64 * 4).expect("memory");
+            memory.elements_mut::<f32>(&region).copy_from_slice(values);
+            region
+        };
+        let kernel = match size {
+            None => Kernel::new(self.spec.clone(), &bound, &config).expect("a valid spec"),
+            Some(_) => Kernel::sliced(self.spec.clone(), BATCH, &bound, &config).expect("a valid spec").expect("slices"),
+        };
+        let workspace = memory.reserve(kernel.workspace()).expect("memory");
+        memory.elements_mut::<i32>(&workspace).fill(0x7fde_adbe);
+        let whole: Vec<Region> = args.iter().map(|values| room(&mut memory, values)).collect();
+        let Some(size) = size else {
+            kernel.run(&mut memory, &whole, &workspace, &env, team).expect("no fault");
+            return whole.iter().map(|r| memory.elements::<f32>(r).iter().map(|x| x.to_bits()).collect()).collect();
+        };
+        let sums = memory.reserve(kernel.sums()).expect("memory");
+        memory.elements_mut::<i32>(&sums).fill(0x7fde_adbe);
+        let mut results: Vec<Vec<u32>> = args.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect();
+        let size = size.next_multiple_of(kernel.slice_unit());
+        for from in (0..self.bound).step_by(size as usize) {
+            let slice = Slice { from, to: (from + size).min(self.bound), last: from + size >= self.bound };
+            let here = |step: u64| (u64::from(from.min(n)) * step) as usize..(u64::from(slice.to.min(n)) * step) as usize;
+            // What differs between examples lies in arenas of just a slice.
+            let mut regions: Vec<Region> = Vec::new();
+            for ((values, step), whole) in args.iter().zip(&slicing.steps).zip(&whole) {
+                regions.push(match step {
+                    Some(step) => room(&mut memory, &values[here(step.at(&env) as u64)]),
+                    None => *whole,
+                });
+            }
+            let given = regions.iter().copied().chain((kernel.sums() > 0).then_some(sums)).collect::<Vec<_>>();
+            kernel.run_slice(&mut memory, &given, &workspace, &env, team, slice).expect("no fault");
+            for ((result, step), region) in results.iter_mut().zip(&slicing.steps).zip(&regions) {
+                let at = step.map_or(0..result.len(), |step| here(step.at(&env) as u64));
+                result[at].iter_mut().zip(memory.elements::<f32>(region)).for_each(|(to, from)| *to = from.to_bits());
+            }
+        }
+        results
+    }
+}
+
+/// Every way of running a case gives the same bits; at least one result differs from what was there before.
+fn check(case: &Case, random: &mut Random) {
+    let lengths = |n: u32| {
+        let mut env = case.bound();
+        env.0[0] = n;
+        case.spec.arguments().iter().map(|(operand, space, _)| operand.extent(space, &env) as usize).collect::<Vec<_>>()
+    };
+    let teams = teams();
+    for n in [case.bound, random.int(0, case.bound as usize) as u32] {
+        let args: Vec<Vec<f32>> = lengths(n).into_iter().map(|len| random.floats(len)).collect();
+        for isa in Isa::available() {
+            let expected = case.run(&args, n, None, isa, &teams[0]);
+            if n > 0 {
+                let changed = expected.iter().flatten().zip(args.iter().flatten()).filter(|(a, b)| **a != b.to_bits());
+                assert!(changed.count() > 0, "nothing is computed");
+            }
+            for team in &teams {
+                for size in [1, random.int(1, case.bound as usize) as u32] {
+                    let got = case.run(&args, n, Some(size), isa, team);
+                    assert!(
+                        got == expected,
+                        "{isa}, {} threads: slices of {size} of {n} give other bits: {:#?}",
+                        team.threads(),
+                        case.spec
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A kernel that stores what the anchor gives for each point, plus another operand.
+fn anchored(body: Body, dims: slabwise_kernels::spec::Dims, plus: Operand, out: Operand) -> Spec {
+    let code = vec![Inst::Load(0), Inst::Acc, Inst::Op(ScalarOp::Add, [0, 1, 0])];
+    Spec { body, dims, reduced: 0, operands: vec![plus, out], indices: vec![], code, stores: vec![Store { value: 2, operand: 1 }] }
+}
+
+fn conv(random: &mut Random, kind: ConvKind, large: bool) -> Case {
+    let groups = random.of(&[1, 1, 2, 6]);
+    let [ci, co] = if groups == 6 { [6, 6] } else { [groups * random.int(1, 4), groups * random.int(1, 20)] };
+    let k = [random.int(1, 3), random.int(1, 3)];
+    let (stride, pad) = ([random.int(1, 2), random.int(1, 2)], [random.int(0, 1), random.int(0, 1)]);
+    let sides = if large { (28, 40) } else { (4, 17) };
+    let hw = [random.int(sides.0, sides.1), random.int(sides.0, sides.1)];
+    let out = [0, 1].map(|i| (hw[i] + 2 * pad[i] - k[i]) / stride[i] + 1);
+    let (image, result, weight) = ([ci, hw[0], hw[1]], [co, out[0], out[1]], [co, ci / groups, k[0], k[1]]);
+    let size = |n: usize| Size::fixed(n as i64);
+    let fixed_weight = walked(&contiguous(&weight));
+    let [a, b] = match kind {
+        ConvKind::Forward => [rows(&image), fixed_weight.clone()],
+        ConvKind::InputGrad => [rows(&result), fixed_weight.clone()],
+        ConvKind::WeightGrad => [rows(&image), rows(&result)],
+    };
+    let (space, target) = match kind {
+        ConvKind::Forward => (dims(1, &result), rows(&result)),
+        ConvKind::InputGrad => (dims(1, &image), rows(&image)),
+        ConvKind::WeightGrad => (fixed(&weight).collect(), fixed_weight),
+    };
+    let n = batch(1);
+    let [hw, ohw] = [hw.map(size), out.map(size)];
+    let body = Conv2d { kind, n, ci: size(ci), co: size(co), hw, ohw, k, stride, pad, dilation: [1, 1], groups, a, b };
+    Case { spec: anchored(Body::Conv2d(body), space, target.clone(), target), bound: random.int(2, 9) as u32 }
+}
+
+#[test]
+fn weight_gradients_go_on_where_the_last_slice_ended() {
+    let mut random = Random(11);
+    for i in 0..14 {
+        let case = conv(&mut random, ConvKind::WeightGrad, i % 4 == 0);
+        check(&case, &mut random);
+    }
+}
+
+#[test]
+fn convolutions_and_poolings_are_those_of_their_images() {
+    let mut random = Random(12);
+    for kind in [ConvKind::Forward, ConvKind::InputGrad] {
+        for _ in 0..4 {
+            let case = conv(&mut random, kind, false);
+            check(&case, &mut random);
+        }
+    }
+    let (channels, side) = (3, 10);
+    let window = Window { k: [2, 2], stride: [2, 2], pad: [0, 0] };
+    let x = rows(&[channels, side, side]);
+    let body = Body::Pool2d(Pool2d { kind: PoolKind::Max, window, hw: [Size::fixed(side as i64); 2], x, arg: None });
+    let out = rows(&[channels, side / 2, side / 2]);
+    let spec = anchored(body, dims(1, &[channels, side / 2, side / 2]), out.clone(), out);
+    check(&Case { spec, bound: 7 }, &mut random);
+}
+
+/// Products with few rows split the contracted axis: how often depends on all rows, not on a slice's.
+#[test]
+fn products_split_as_the_whole_batch_does() {
+    let mut random = Random(13);
+    for per_example in [1, 3, 200] {
+        for (n, k) in [(random.int(2, 40), random.int(2, 90)), (random.int(1, 130), 5000)] {
+            let body = Body::Matmul(Matmul { k: Size::fixed(k as i64), a: rows(&[k]), b: walked(&[n as i64, 1]) });
+            let spec = anchored(body, dims(per_example, &[n]), rows(&[n]), rows(&[n]));
+            check(&Case { spec, bound: random.int(2, 6) as u32 }, &mut random);
+        }
+    }
+}
+
+/// Σ x·y along some axes, where it is scaled and added to; every product is stored as well.
+fn summed(space: slabwise_kernels::spec::Dims, x: &[i64], sums: &[i64], reduced: usize) -> Spec {
+    let product = Inst::Op(ScalarOp::Mul, [0, 1, 0]);
+    let code = vec![
+        Inst::Load(0),
+        Inst::Load(1),
+        product,
+        Inst::Reduce(ReduceOp::Sum, 2),
+        Inst::Reduce(ReduceOp::Max, 0),
+        Inst::Load(2),
+        Inst::Op(ScalarOp::Mul, [3, 5, 0]),
+        Inst::Op(ScalarOp::Add, [6, 4, 0]),
+    ];
+    let operands = vec![walked(x), walked(x), walked(sums), walked(sums), walked(x)];
+    let stores = vec![Store { value: 7, operand: 3 }, Store { value: 2, operand: 4 }];
+    Spec { body: Body::Loop, dims: space, reduced, operands, indices: vec![], code, stores }
+}
+
+#[test]
+fn sums_over_the_batch_go_on_where_the_last_slice_ended() {
+    let mut random = Random(14);
+    // The gradient of a convolution's bias: channels are kept, examples and pixels are not.
+    for (channels, pixels, bound) in [(5, 40, 6), (3, 20_000, 5), (20, 1500, 4), (1, 3000, 3)] {
+        let space = fixed(&[channels]).chain([batch(1)]).chain(fixed(&[pixels])).collect();
+        let spec = summed(space, &[pixels as i64, (channels * pixels) as i64, 1], &[1, 0, 0], 2);
+        if channels > 1 {
+            check(&Case { spec, bound }, &mut random);
+        }
+    }
+    // That of a dense layer's, with one row or several for each example.
+    for (features, per_example, bound) in [(130, 1, 40), (700, 1, 60), (40, 64, 12), (512, 64, 5)] {
+        let space = fixed(&[features]).chain([batch(per_example)]).collect();
+        let spec = summed(space, &[1, features as i64], &[1, 0], 1);
+        check(&Case { spec, bound }, &mut random);
+    }
+}
+
+#[test]
+fn rows_are_folded_as_in_the_whole_batch() {
+    let mut random = Random(15);
+    // Sums along the last axis, or along the one before it, of whole batches with few and with many rows.
+    for (length, bound) in [(33, 9), (70_000, 3), (300, 40)] {
+        let spec = summed(dims(1, &[length]), &[length as i64, 1], &[1, 0], 1);
+        check(&Case { spec, bound }, &mut random);
+        let space = [batch(1)].into_iter().chain(fixed(&[6, length])).collect();
+        let spec = summed(space, &[6 * length as i64, 1, 6], &[6, 1, 0], 1);
+        check(&Case { spec, bound }, &mut random);
+    }
+}
+
+#[test]
+fn positions_are_counted_through_the_whole_batch() {
+    let mut random = Random(16);
+    for per_example in [1, 4] {
+        let code = vec![
+            Inst::Load(0),
+            Inst::Index(0),
+            Inst::Cast(1, Lane::F32),
+            Inst::Op(ScalarOp::Add, [0, 2, 0]),
+            Inst::Uniform { state: 1, stream: 7, index: 1 },
+            Inst::Op(ScalarOp::Mul, [3, 4, 0]),
+        ];
+        let state = Operand { dtype: DType::I32, ..walked(&[0, 0]) };
+        let spec = Spec {
+            body: Body::Loop,
+            dims: dims(per_example, &[19]),
+            reduced: 0,
+            operands: vec![rows(&[19]), state, rows(&[19])],
+            indices: vec![[Size::fixed(19), Size::ONE].into_iter().collect()],
+            code,
+            stores: vec![Store { value: 5, operand: 2 }],
+        };
+        check(&Case { spec, bound: 9 }, &mut random);
+    }
+}
+
+#[test]
+fn what_mixes_examples_has_no_slices() {
+    let none = |spec: &Spec| assert_eq!(Slicing::of(spec, BATCH), None, "{spec:#?}");
+    let index = Operand { dtype: DType::I32, ..rows(&[]) };
+    let check_index = CheckIndex { index: index.clone(), limit: Size::fixed(3) };
+    let plain = |body: Body| anchored(body, dims(1, &[]), rows(&[]), rows(&[]));
+    none(&plain(Body::CheckIndex(check_index)));
+    // An element of any example, by index.
+    none(&plain(Body::Gather(Gather { source: walked(&[0]), index, axis_stride: Size::ONE, axis_len: batch(1) })));
+    // Every example with every other.
+    let (pairs, both) = ([batch(1), batch(1)].into_iter().collect(), walked(&[1, 0]));
+    none(&Spec { dims: pairs, ..anchored(Body::Loop, dims(1, &[]), both.clone(), walked(&[0, 1])) });
+    // Examples apart from one another by as many elements as there are examples.
+    let far = Operand { strides: [Size::ONE, batch(1)].into_iter().collect(), ..rows(&[1]) };
+    none(&anchored(Body::Loop, dims(1, &[4]), rows(&[4]), far));
+    // A sum whose tiles go through examples and elements alike.
+    let spec = summed([batch(1), Size::fixed(50)].into_iter().collect(), &[50, 1], &[0, 0], 2);
+    let config = Config { threads: 1, isa: Isa::Portable };
+    let bound = Env([8; 8]);
+    assert!(Kernel::sliced(spec, BATCH, &bound, &config).expect("a valid spec").is_none());
+    // And what is the same for all examples is not part of one.
+    let slicing = Slicing::of(&summed(dims(1, &[5]), &[5, 1], &[1, 0], 1), BATCH).expect("rows of examples");
+    assert!(!slicing.folds && slicing.steps.iter().all(Option::is_some));
+    let access = summed(dims(1, &[5]), &[5, 1], &[1, 0], 1).arguments().iter().filter(|a| a.2 == Access::Write).count();
+    assert_eq!(access, 2);
+}

@@ -1,0 +1,46 @@
+//! What a kernel is when it runs again to make its buffers a second time: without the variables that it assigns.
+//!
+//! A norm over a batch moves its running statistics where it computes the batch's; computed again, it may not move them again.
+
+use std::collections::HashSet;
+
+use slabwise_kernels::spec::{Access, Body, Store};
+
+use super::lower::{Arg, Task, container_of};
+use super::stores::{argument, keep_stores};
+use crate::graph::Graph;
+use crate::ops::NodeId;
+
+/// The task as it runs again: itself if it assigns no variable, less if it does. `None` if it may run only once, as what makes one of
+/// the `kept` does.
+pub(super) fn rerun(task: &Task, kept: &HashSet<Arg>) -> Option<Task> {
+    if matches!(task.spec.body, Body::CheckIndex(_)) || makes(task, kept) {
+        return None;
+    }
+    let assigned = assigned(task);
+    if assigned.is_empty() {
+        return Some(task.clone());
+    }
+    let stores: Vec<Store> = task.spec.stores.iter().copied().filter(|s| matches!(argument(task, s.operand), Arg::Buffer(_))).collect();
+    // What it assigned by then it cannot take as it was.
+    keep_stores(task, &stores).filter(|lean| !lean.args.iter().any(|arg| assigned.contains(arg)))
+}
+
+/// The buffers of values that are never made again.
+pub(super) fn kept(graph: &Graph) -> HashSet<Arg> {
+    let buffer = |&id: &NodeId| Arg::Buffer(container_of(graph, id).map_or(id, |(container, ..)| container));
+    graph.kept.iter().map(buffer).collect()
+}
+
+/// Whether a task writes one of these.
+pub(super) fn makes(task: &Task, buffers: &HashSet<Arg>) -> bool {
+    let arguments = task.spec.arguments();
+    !buffers.is_empty() && task.args.iter().zip(&arguments).any(|(arg, (_, _, access))| *access != Access::Read && buffers.contains(arg))
+}
+
+/// The variables that a task assigns.
+pub(super) fn assigned(task: &Task) -> HashSet<Arg> {
+    let arguments = task.spec.arguments();
+    let written = task.args.iter().zip(&arguments).filter(|(_, (_, _, access))| *access != Access::Read);
+    written.map(|(arg, _)| *arg).filter(|arg| matches!(arg, Arg::Variable(_))).collect()
+}

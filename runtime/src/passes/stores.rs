@@ -1,0 +1,140 @@
+//! A kernel with only some of its stores, and only the code and operands that these need: the same bits with less work.
+//!
+//! What is made point by point comes out the same whatever else a kernel does. Sums do so too as long as they are cut into the same
+//! parts; [`keep_stores`] gives up where that is not certain.
+
+use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store, ValueId};
+
+use super::lower::{Arg, Task};
+
+/// What an argument of `code` is.
+pub(super) fn argument(task: &Task, operand: u16) -> Arg {
+    task.args[task.args.len() - task.spec.operands.len() + usize::from(operand)]
+}
+
+/// The task with these of its stores, at least one; `None` if a bit of what they write could differ.
+pub(super) fn keep_stores(task: &Task, stores: &[Store]) -> Option<Task> {
+    let spec = &task.spec;
+    let needed = needed(spec, stores);
+    let folded = spec.folded();
+    let needs = |which: fn(&Inst) -> bool| spec.code.iter().zip(&needed).any(|(inst, needed)| *needed && which(inst));
+    let folds = needs(|inst| matches!(inst, Inst::Reduce(..)));
+    let points_only = !folds && stores.iter().all(|s| !folded[usize::from(s.value)]);
+    // An anchor is there for its values.
+    let possible = !stores.is_empty() && (spec.body == Body::Loop || needs(|inst| *inst == Inst::Acc));
+    if !possible || spec.reduced > 0 && !points_only && !sums_alike(spec, stores, &needed, &folded) {
+        return None;
+    }
+    let mut fewer = without(task, stores, &needed);
+    if points_only {
+        fewer.spec.reduced = 0;
+    }
+    Some(fewer)
+}
+
+/// For each instruction whether something that is stored needs it.
+fn needed(spec: &Spec, stores: &[Store]) -> Vec<bool> {
+    let mut needed = vec![false; spec.code.len()];
+    stores.iter().for_each(|s| needed[usize::from(s.value)] = true);
+    // Instructions come behind their arguments.
+    for at in (0..spec.code.len()).rev() {
+        if needed[at] {
+            arguments(&spec.code[at]).iter().for_each(|&a| needed[usize::from(a)] = true);
+        }
+    }
+    needed
+}
+
+fn arguments(inst: &Inst) -> &[ValueId] {
+    match inst {
+        Inst::Load(_) | Inst::Acc | Inst::Const(_) | Inst::Index(_) => &[],
+        Inst::Uniform { index, .. } => std::slice::from_ref(index),
+        Inst::Op(op, args) => &args[..op.arity()],
+        Inst::Cast(a, _) | Inst::Reduce(_, a) => std::slice::from_ref(a),
+    }
+}
+
+/// Whether sums are split into the same parts without the rest. How they are split follows from the passes over the points, and from
+/// how what is read and written at the points lies in memory.
+fn sums_alike(spec: &Spec, stores: &[Store], needed: &[bool], folded: &[bool]) -> bool {
+    let code = || spec.code.iter().zip(needed).zip(folded);
+    let dropped = |((_, needed), _): &((&Inst, &bool), &bool)| !**needed;
+    let folds = |inst: &Inst| matches!(inst, Inst::Reduce(..));
+    let reads_points = code().any(|((inst, needed), folded)| *needed && !folded && matches!(inst, Inst::Load(_)));
+    if !reads_points || code().filter(dropped).any(|((inst, _), _)| folds(inst)) {
+        return false;
+    }
+    let stored_points = |s: &Store| !folded[usize::from(s.value)];
+    let all_points_stay =
+        code().filter(dropped).all(|(_, folded)| *folded) && spec.stores.iter().filter(|s| !stores.contains(s)).all(|s| !stored_points(s));
+    // One pass then and now, over what lies in memory in one way.
+    all_points_stay || is_one_pass(spec, folded) && is_one_walk(spec)
+}
+
+/// Whether nothing that varies over the points follows from what is folded over them.
+fn is_one_pass(spec: &Spec, folded: &[bool]) -> bool {
+    let mut follows = vec![false; spec.code.len()];
+    for (at, inst) in spec.code.iter().enumerate() {
+        follows[at] = matches!(inst, Inst::Reduce(..)) || arguments(inst).iter().any(|&a| follows[usize::from(a)]);
+        let again = matches!(inst, Inst::Reduce(_, a) if follows[usize::from(*a)]);
+        if again || follows[at] && !folded[at] {
+            return false;
+        }
+    }
+    true
+}
+
+/// Whether all operands that vary over the points are walked in one way.
+fn is_one_walk(spec: &Spec) -> bool {
+    let kept = spec.dims.len() - spec.reduced;
+    let varies = |o: &&Operand| !o.strides[kept..].iter().all(|s| s.is(0));
+    let mut walks = spec.operands.iter().filter(varies).map(|o| &o.strides);
+    walks.next().is_none_or(|first| walks.all(|strides| strides == first))
+}
+
+/// The task with these stores and the instructions they need, both numbered anew.
+fn without(task: &Task, stores: &[Store], needed: &[bool]) -> Task {
+    let old = &task.spec;
+    let mut used = vec![false; old.operands.len()];
+    stores.iter().for_each(|s| used[usize::from(s.operand)] = true);
+    for (inst, _) in old.code.iter().zip(needed).filter(|(_, needed)| **needed) {
+        match inst {
+            Inst::Load(k) => used[usize::from(*k)] = true,
+            Inst::Uniform { state, .. } => used[usize::from(*state)] = true,
+            _ => {}
+        }
+    }
+    let number = |kept: &[bool]| {
+        let next = |next: &mut u16, &kept: &bool| {
+            *next += u16::from(kept);
+            Some(*next - u16::from(kept))
+        };
+        kept.iter().scan(0, next).collect::<Vec<u16>>()
+    };
+    let (operand, value) = (number(&used), number(needed));
+    let (operand, value) = (|k: u16| operand[usize::from(k)], |v: ValueId| value[usize::from(v)]);
+    let renamed = |inst: &Inst| match *inst {
+        Inst::Load(k) => Inst::Load(operand(k)),
+        Inst::Uniform { state, stream, index } => Inst::Uniform { state: operand(state), stream, index: value(index) },
+        Inst::Op(op, args) => {
+            let mut new = [0; 3];
+            (0..op.arity()).for_each(|i| new[i] = value(args[i]));
+            Inst::Op(op, new)
+        }
+        Inst::Cast(a, lane) => Inst::Cast(value(a), lane),
+        Inst::Reduce(op, a) => Inst::Reduce(op, value(a)),
+        Inst::Acc | Inst::Const(_) | Inst::Index(_) => inst.clone(),
+    };
+    let spec = Spec {
+        operands: old.operands.iter().zip(&used).filter(|(_, used)| **used).map(|(o, _)| o.clone()).collect(),
+        code: old.code.iter().zip(needed).filter(|(_, needed)| **needed).map(|(inst, _)| renamed(inst)).collect(),
+        stores: stores.iter().map(|s| Store { value: value(s.value), operand: operand(s.operand) }).collect(),
+        ..old.clone()
+    };
+    let (anchors, own) = task.args.split_at(task.args.len() - old.operands.len());
+    let mut args = anchors.to_vec();
+    args.extend(own.iter().zip(&used).filter(|(_, used)| **used).map(|(arg, _)| *arg));
+    let stay = |(from, to): &(_, _)| args.contains(&Arg::Buffer(*from)) && args.contains(&Arg::Buffer(*to));
+    let in_place = task.in_place.iter().copied().filter(stay).collect();
+    Task { spec, args, in_place, ..task.clone() }
+}

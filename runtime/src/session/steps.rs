@@ -1,0 +1,73 @@
+//! The steps of a planned program, one after the other.
+
+use std::time::Instant;
+
+use slabwise_kernels::memory::Region;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::MAX_ARGUMENTS;
+use smallvec::SmallVec;
+
+use super::{RunStats, Session};
+use crate::error::{Error, Result};
+use crate::program::{Compiled, Place, Work};
+
+impl Session {
+    pub(super) fn slab(&self) -> Result<Region> {
+        self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))
+    }
+
+    /// Runs a program whose inputs are where they are planned, or where `fed` says of each.
+    pub(super) fn run_fed(&mut self, inner: &Compiled, env: &Env, fed: &[Option<Region>]) -> Result<()> {
+        let (slab, host) = (self.slab()?, self.host.unwrap_or_default());
+        let fed = |buffer: usize| inner.inputs.iter().position(|i| i.buffer == Some(buffer)).and_then(|i| *fed.get(i)?);
+        let place =
+            |buffer: usize| fed(buffer).unwrap_or_else(|| inner.place_in(if inner.buffers[buffer].on_host { host } else { slab }, buffer));
+        let done = self.run_kernels(inner, slab, env, &place);
+        if done.is_err() {
+            // Whoever comes next finds nothing under way.
+            self.memory.wait_for_all();
+        }
+        self.stats = RunStats { peak_slab_bytes: done? };
+        Ok(())
+    }
+
+    /// Runs the steps on buffers that lie where `place` says; the end of the highest byte of the slab in use.
+    fn run_kernels(&mut self, inner: &Compiled, slab: Region, env: &Env, place: &dyn Fn(usize) -> Region) -> Result<u64> {
+        let mut peak = 0;
+        self.tickets.clear();
+        if inner.guard > 0 {
+            crate::checks::begin(self, inner, slab);
+        }
+        for (at, step) in inner.steps.iter().enumerate() {
+            let workspace = slab.part(step.workspace.offset, step.workspace.bytes);
+            let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
+                .places
+                .iter()
+                .map(|p| match *p {
+                    Place::Planned(b) => place(b),
+                    Place::Variable(v) => self.variables[v].region,
+                    Place::Sizes => self.sizes,
+                })
+                .collect();
+            peak = peak.max(step.slab_end(inner));
+            let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
+            match &step.work {
+                Work::Run(kernel) => {
+                    kernel.run(&mut self.memory, &args, &workspace, env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+                }
+                Work::Start(copy) => self.start_copy(inner, *copy, env, place),
+                Work::Finish(copy) => self.finish_copy(*copy),
+            }
+            if let (Some(started), Some(recording)) = (started, &mut self.recording) {
+                recording.note(inner, at, &args, workspace, slab, started);
+            }
+            if let (Some(started), Some(profile)) = (started, &mut self.profile) {
+                profile[at] = profile[at].min(started.elapsed().as_secs_f64());
+            }
+            if inner.guard > 0 {
+                crate::checks::after(self, inner, slab, at)?;
+            }
+        }
+        Ok(peak)
+    }
+}

@@ -1,0 +1,362 @@
+//! Dimensions without a bound: the lengths that a program is planned for, and the plans it keeps.
+//!
+//! A plan for a length is a plan for every shorter one, as long as no size grows where a length shrinks: offsets stay, and
+//! kernels evaluate sizes and strides when they are launched. So one plan serves a range of lengths. It is made at the range's
+//! upper end; whether it holds at the lower end, and at samples between, is asked of the independent checker, and where it does
+//! not, each length gets a plan of its own.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size, Symbol};
+
+use crate::compile::{Laid, lay_out, link};
+use crate::error::{Error, Result};
+use crate::feed::Feed;
+use crate::graph::Graph;
+use crate::ops::{NodeId, Op};
+use crate::program::{Compiled, Program};
+use crate::session::Session;
+use crate::shape::elements;
+
+/// What lengths are planned together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ranges {
+    /// None: a plan for each length, without an unused byte.
+    Exact,
+    /// The lengths between two rungs of a ladder of which each is so many percent, but at least 1, above the one before: 1 to 1000
+    /// percent. A plan for the upper rung has at most that much to spare; the logarithm of the longest length is the number of
+    /// plans. 100 rounds up to powers of two.
+    Growth(u32),
+}
+
+impl Ranges {
+    /// The least and the largest length planned together with this one.
+    pub fn around(self, length: u32) -> (u32, u32) {
+        let Ranges::Growth(percent) = self else { return (length, length) };
+        let (mut low, mut rung) = (1u64, 1u64);
+        while rung < u64::from(length) {
+            low = rung + 1;
+            rung = low.max(rung + rung * u64::from(percent) / 100);
+        }
+        (low as u32, u32::try_from(rung).unwrap_or(u32::MAX))
+    }
+}
+
+/// How what has no size at compile time is planned and where it lives. The default: ranges that grow by 25 percent, at most 64
+/// plans a program, and holes of the slab lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shapes {
+    /// Which lengths of [free](crate::Dim::free) dimensions share a plan.
+    pub ranges: Ranges,
+    /// Most plans that a program keeps, from 1 on; of more, the one unused for longest goes.
+    pub plans_max: u32,
+    /// Whether values whose size is found by a run may lie in bytes of the slab that the plan leaves free for as long as they live.
+    pub lend: bool,
+}
+
+impl Default for Shapes {
+    fn default() -> Self {
+        Shapes { ranges: Ranges::Growth(25), plans_max: 64, lend: true }
+    }
+}
+
+impl Shapes {
+    fn check(&self) -> Result<()> {
+        if self.plans_max == 0 {
+            return Err(Error::Value("Shapes::plans_max is 0; a program needs one plan at least".into()));
+        }
+        match self.ranges {
+            Ranges::Growth(percent) if !(1..=1000).contains(&percent) => {
+                Err(Error::Value(format!("Shapes::ranges is Growth({percent}); ranges grow by 1 to 1000 percent, or are Exact")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The plans of a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlanCounts {
+    /// Plans made, the one of `compile` among them.
+    pub made: u64,
+    /// Runs that found a plan.
+    pub hits: u64,
+    /// Plans there are now.
+    pub kept: usize,
+    /// Plans dropped to make room for others.
+    pub dropped: u64,
+    /// Bytes of the largest slab among the plans there are now.
+    pub slab_bytes: u64,
+}
+
+/// The length that a free dimension is planned for by `compile`, which does not know any.
+const FIRST: u32 = 64;
+
+/// The graph as it is planned before any run.
+pub(crate) fn first_lengths(graph: Graph, shapes: &Shapes) -> Graph {
+    let (_, first) = shapes.ranges.around(FIRST);
+    Graph { symbols: graph.symbols.planned_for(&Env([first; MAX_SYMBOLS])), ..graph }
+}
+
+/// What a program with free dimensions is planned from, and its plans.
+pub(crate) struct PerShape {
+    graph: Graph,
+    shapes: Shapes,
+    plans: Mutex<Plans>,
+}
+
+#[derive(Default)]
+struct Plans {
+    kept: Vec<Kept>,
+    clock: u64,
+    made: u64,
+    hits: u64,
+    dropped: u64,
+}
+
+/// A plan and the lengths it is for, from the least to the largest.
+struct Kept {
+    least: Env,
+    most: Env,
+    used: u64,
+    compiled: Arc<Compiled>,
+}
+
+impl PerShape {
+    fn lock(&self) -> MutexGuard<'_, Plans> {
+        // Nothing that holds the lock can leave half a change behind.
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self, lengths: &Env) -> Option<Arc<Compiled>> {
+        let mut plans = self.lock();
+        plans.clock += 1;
+        let now = plans.clock;
+        let fits = |k: &&mut Kept| {
+            let within = |s: Symbol| (at(&k.least, s)..=at(&k.most, s)).contains(&at(lengths, s));
+            self.graph.symbols.free().all(within)
+        };
+        let found = plans.kept.iter_mut().find(fits)?;
+        found.used = now;
+        let compiled = found.compiled.clone();
+        plans.hits += 1;
+        Some(compiled)
+    }
+
+    fn keep(&self, least: Env, most: Env, compiled: Compiled) -> Arc<Compiled> {
+        let mut plans = self.lock();
+        while plans.kept.len() >= self.shapes.plans_max as usize {
+            let oldest = (0..plans.kept.len()).min_by_key(|&i| plans.kept[i].used).unwrap_or(0);
+            plans.kept.swap_remove(oldest);
+            plans.dropped += 1;
+        }
+        plans.clock += 1;
+        plans.made += 1;
+        let (used, compiled) = (plans.clock, Arc::new(compiled));
+        plans.kept.push(Kept { least, most, used, compiled: compiled.clone() });
+        compiled
+    }
+
+    /// The range around lengths of a run.
+    fn around(&self, lengths: &Env) -> (Env, Env) {
+        let (mut least, mut most) = (*lengths, *lengths);
+        for s in self.graph.symbols.free() {
+            let i = usize::from(s.0);
+            (least.0[i], most.0[i]) = self.shapes.ranges.around(lengths.0[i]);
+        }
+        (least, most)
+    }
+}
+
+impl<const N: usize> Program<N> {
+    /// How many plans were made and how often one was found: one, and no count of finds, unless dimensions are
+    /// [free](crate::Dim::free).
+    pub fn plan_counts(&self) -> PlanCounts {
+        let Some(shaped) = &self.shaped else {
+            return PlanCounts { made: 1, kept: 1, slab_bytes: self.inner.slab_bytes, ..PlanCounts::default() };
+        };
+        let plans = shaped.lock();
+        let slab_bytes = plans.kept.iter().map(|k| k.compiled.slab_bytes).max().unwrap_or(0);
+        PlanCounts { made: plans.made, hits: plans.hits, kept: plans.kept.len(), dropped: plans.dropped, slab_bytes }
+    }
+}
+
+impl Session {
+    /// Compiles a graph; one with free dimensions for the first lengths, and ready to be planned for others.
+    pub(crate) fn compile_for_shapes<const N: usize>(&mut self, name: &str, graph: &Graph) -> Result<Program<N>> {
+        let shapes = self.options.shapes;
+        shapes.check()?;
+        let nobody = |s: &Symbol| !graph.inputs.iter().any(|i| i.dims.contains(&Size::symbol(*s)));
+        if let Some(s) = graph.symbols.free().find(nobody) {
+            let free = graph.symbols.name(s);
+            return Err(Error::Value(format!("\"{name}\": no input has the free dimension \"{free}\", so no run can say its length")));
+        }
+        let started = Instant::now();
+        if graph.symbols.free().next().is_none() {
+            let laid = lay_out(self, name, graph, started)?;
+            return Ok(Program { inner: Arc::new(link(self, laid, started)?), shaped: None });
+        }
+        let shaped = PerShape { graph: graph.clone(), shapes, plans: Mutex::default() };
+        let inner = shaped.plan(self, name, &Env([FIRST; MAX_SYMBOLS]))?;
+        Ok(Program { inner, shaped: Some(Box::new(shaped)) })
+    }
+
+    /// The plan for what a run is fed with: the one there is, or a new one.
+    pub(crate) fn planned_for<const N: usize>(&mut self, program: &Program<N>, feed: &dyn Feed) -> Result<Arc<Compiled>> {
+        let Some(shaped) = &program.shaped else { return Ok(program.inner.clone()) };
+        self.owns(&program.inner)?;
+        let lengths = program.inner.sizes(feed)?;
+        if let Some(known) = shaped.known(&lengths) {
+            return Ok(known);
+        }
+        possible(&shaped.graph, &lengths)?;
+        let compiled = shaped.plan(self, &program.inner.name, &lengths)?;
+        self.grow_slab(compiled.slab_bytes, &compiled.name)?;
+        Ok(compiled)
+    }
+}
+
+impl PerShape {
+    /// Plans for the range around some lengths if one plan does for it, else for these lengths alone.
+    fn plan(&self, session: &mut Session, name: &str, lengths: &Env) -> Result<Arc<Compiled>> {
+        let started = Instant::now();
+        let lay_out_for = |session: &Session, most: &Env| {
+            let graph = Graph { symbols: self.graph.symbols.planned_for(most), ..self.graph.clone() };
+            lay_out(session, name, &graph, started)
+        };
+        let (least, most) = self.around(lengths);
+        // What a whole range has no memory for may have it for one length.
+        let range = if least == most { None } else { lay_out_for(session, &most).ok().filter(|laid| holds(laid, &least, &most)) };
+        let (least, most, laid) = match range {
+            Some(laid) => (least, most, laid),
+            None => (*lengths, *lengths, lay_out_for(session, lengths)?),
+        };
+        log::debug!("{name}: planned for {:?} to {:?}", least.0, most.0);
+        let compiled = link(session, laid, started)?;
+        Ok(self.keep(least, most, compiled))
+    }
+}
+
+fn at(env: &Env, symbol: Symbol) -> u32 {
+    env.0[usize::from(symbol.0)]
+}
+
+/// Whether a plan made for the largest lengths of a range holds for all of it, as far as its ends and samples between say: no
+/// buffer is larger than planned, and the checker accepts the offsets.
+fn holds(laid: &Laid, least: &Env, most: &Env) -> bool {
+    let symbols = &laid.graph.symbols;
+    let free: Vec<Symbol> = symbols.free().collect();
+    let mut samples = vec![*least, *most];
+    for &s in &free {
+        let mut corner = *most;
+        corner.0[usize::from(s.0)] = at(least, s);
+        samples.push(corner);
+    }
+    for part in 1..4u64 {
+        let mut between = *least;
+        for &s in &free {
+            let (low, high) = (u64::from(at(least, s)), u64::from(at(most, s)));
+            between.0[usize::from(s.0)] = (low + (high - low) * part / 4) as u32;
+        }
+        samples.push(between);
+    }
+    samples.iter().all(|lengths| {
+        let env = symbols.planned_for(lengths).bounds();
+        let mut dag = laid.scheduled.dag.clone();
+        for (buffer, &node) in dag.buffers.iter_mut().zip(&laid.scheduled.nodes) {
+            let node = laid.graph.node(node);
+            if symbols.any_found(&node.dims) {
+                continue;
+            }
+            let bytes = bytes_at(&node.dims, node.dtype.bytes(), &env).and_then(|b| b.checked_add(laid.guard));
+            match bytes {
+                Some(bytes) if bytes <= buffer.bytes => buffer.bytes = bytes,
+                _ => return false,
+            }
+        }
+        slabwise_planner::check_within(&dag, laid.plan.offsets()).is_ok()
+    })
+}
+
+/// The bytes of a shape at some lengths; `None` if a length is negative or the number overflows.
+fn bytes_at(dims: &[Size], each: usize, env: &Env) -> Option<u64> {
+    if dims.iter().any(|d| d.at(env) < 0) {
+        return None;
+    }
+    let count = elements(dims)?.checked_at(env)?;
+    u64::try_from(count).ok()?.checked_mul(each as u64)
+}
+
+/// Refuses lengths under which a value has a negative length, more bytes than any machine, or positions beyond an i32. The
+/// error names an input that has such a length.
+fn possible(graph: &Graph, lengths: &Env) -> Result<()> {
+    let env = graph.symbols.planned_for(lengths).bounds();
+    let live = graph.live();
+    for id in graph.ids().filter(|id| live[id.at()]) {
+        let node = graph.node(id);
+        let why = match bytes_at(&node.dims, node.dtype.bytes(), &env) {
+            None => "has a negative length, or its byte count overflows",
+            Some(bytes) if bytes > 1 << 50 => "is beyond any machine's memory",
+            Some(_) => match &node.op {
+                Op::Index(strides) if last_index(&node.dims, strides, &env) > i64::from(i32::MAX) => "numbers more than an i32 can",
+                _ => continue,
+            },
+        };
+        return Err(impossible(graph, id, lengths, why));
+    }
+    Ok(())
+}
+
+/// The largest number that an index has.
+fn last_index(dims: &[Size], strides: &[Size], env: &Env) -> i64 {
+    let along = |(d, s): (&Size, &Size)| (d.at(env) - 1).max(0).saturating_mul(s.at(env));
+    dims.iter().zip(strides).map(along).fold(0, i64::saturating_add)
+}
+
+fn impossible(graph: &Graph, id: NodeId, lengths: &Env, why: &str) -> Error {
+    let symbols = &graph.symbols;
+    let node = graph.node(id);
+    let taking_part = |s: &Symbol| node.dims.iter().any(|d| d.symbols().any(|t| t == *s));
+    let symbol = symbols.free().find(taking_part).or_else(|| symbols.free().next());
+    let of = |s: Symbol| graph.inputs.iter().find(|i| i.dims.contains(&Size::symbol(s))).map_or("*", |i| i.name);
+    let origin = graph.origin(id);
+    let said: Vec<String> = symbols.free().map(|s| format!("\"{}\" is {}", symbols.name(s), at(lengths, s))).collect();
+    let (file, line) = (origin.location.file(), origin.location.line());
+    let message = format!("{}, and {} {} of {file}:{line} {why}", said.join(", "), node.op.name(), symbols.show(&node.dims));
+    Error::Input { name: symbol.map_or("*", of).into(), message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ladders_reach_every_length_with_few_rungs_and_little_to_spare() {
+        for (percent, rungs_max) in [(1, 800), (25, 60), (100, 24), (1000, 10)] {
+            let ranges = Ranges::Growth(percent);
+            let (mut length, mut rungs) = (1u32, 0);
+            while length < 1 << 23 {
+                let (low, high) = ranges.around(length);
+                assert_eq!(low, length, "ranges follow each other");
+                assert!(u64::from(high) * 100 <= u64::from(low - 1).max(1) * u64::from(100 + percent) || high == low, "{low}..={high}");
+                for inside in [low, low + (high - low) / 2, high] {
+                    assert_eq!(ranges.around(inside), (low, high));
+                }
+                (length, rungs) = (high + 1, rungs + 1);
+            }
+            assert!(rungs <= rungs_max, "{rungs} rungs of {percent} percent");
+        }
+        assert_eq!(Ranges::Exact.around(77), (77, 77));
+        assert_eq!(Ranges::Growth(100).around(65), (65, 128));
+        assert_eq!(Ranges::Growth(100).around(u32::MAX).1, u32::MAX);
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        let message = |shapes: Shapes| shapes.check().map_err(|e| e.to_string()).expect_err("nonsense");
+        assert!(message(Shapes { plans_max: 0, ..Shapes::default() }).contains("plans_max"));
+        assert!(message(Shapes { ranges: Ranges::Growth(0), ..Shapes::default() }).contains("Growth(0)"));
+        assert!(message(Shapes { ranges: Ranges::Growth(1001), ..Shapes::default() }).contains("1001"));
+    }
+}
