@@ -41,9 +41,7 @@ pub mod report;
 mod reuse;
 
 pub use bytes::{Bytes, BytesError};
-pub use check::{
-    Checked, OffloadViolation, RepeatViolation, Violation, check, check_offload, check_repeats, check_within,
-};
+pub use check::{Checked, OffloadViolation, RepeatViolation, Violation, check, check_offload, check_repeats, check_within};
 pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Rerun, Space, Task, TaskId};
 pub use liveness::Lifetime;
 pub use offload::{BufferCopy, Link, Offloaded, Trip, WithLink, Work, plan_with_link};

@@ -17,6 +17,9 @@ pub struct Persistent {
     pub weights: u64,
     /// Everything else: optimizer moments, counters, random state.
     pub state: u64,
+    /// Slots for the inputs of steps that come next, [if there are any](crate::Session::with_prefetch). They count as part of the
+    /// slab, not of what weights and state take.
+    pub ahead: u64,
 }
 
 /// What a budget has a program compute again, or send to the host meanwhile.
@@ -88,7 +91,7 @@ impl Plan {
             needed: Bytes(persistent.saturating_add(self.slab_bytes())),
             persistent: Bytes(persistent),
             slab: Bytes(self.slab_bytes()),
-            floor: Bytes(persistent.saturating_add(self.again.floor)),
+            floor: Bytes(persistent.saturating_add(self.persistent.ahead).saturating_add(self.again.floor)),
             holders: self.holders(5),
         }
     }
@@ -112,9 +115,9 @@ impl Plan {
         self.offsets.host_height
     }
 
-    /// Bytes of the slab: the plan's height.
+    /// Bytes of the slab: the plan's height, and slots for inputs that come next.
     pub fn slab_bytes(&self) -> u64 {
-        self.offsets.height
+        self.offsets.height.saturating_add(self.persistent.ahead)
     }
 
     /// The bytes that any assignment of offsets needs for this order: the largest sum of live buffers.
@@ -253,6 +256,9 @@ impl fmt::Display for Plan {
         }
         writeln!(f)?;
         self.write_host(f)?;
+        if self.persistent.ahead > 0 {
+            writeln!(f, "  inputs       {} in slots ahead", Bytes(self.persistent.ahead))?;
+        }
         let (step, bytes) = slabwise_planner::peak(&self.dag, o);
         let task = o.order.get(step).map_or("", |&t| self.dag.task_name(t));
         write!(f, "  peak         {} at step {step} {task}: {}", Bytes(bytes), self.holders(4))

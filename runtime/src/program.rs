@@ -121,6 +121,8 @@ pub(crate) struct Compiled {
     pub symbols: Symbols,
     pub slab_bytes: u64,
     pub host_bytes: u64,
+    /// Where batches wait that come next, if there is room for any.
+    pub ring: Option<usize>,
     pub plan: Plan,
     pub guard: u64,
     /// What blocks of the dynamic mode are for: buffers, then the workspaces of the steps.
@@ -220,6 +222,7 @@ impl Compiled {
             symbols: graph.symbols.clone(),
             slab_bytes: offsets.height,
             host_bytes: offsets.host_height,
+            ring: None,
             plan,
             guard,
         })

@@ -2,7 +2,9 @@
 
 mod copies;
 mod measure;
+mod prefetch;
 mod shared;
+mod slots;
 mod steps;
 
 use std::collections::HashMap;
@@ -74,6 +76,9 @@ pub struct Session {
     sizes: Region,
     pub(crate) budget: Allowance,
     pub(crate) offload: Option<Offload>,
+    slots_of_inputs: usize,
+    /// Batches ahead of programs.
+    rings: Vec<prefetch::Ring>,
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
@@ -118,6 +123,8 @@ impl Session {
             sizes,
             budget: Allowance::default(),
             offload: None,
+            slots_of_inputs: 1,
+            rings: Vec::new(),
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
@@ -342,8 +349,8 @@ impl Session {
         Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)))
     }
 
-    /// Checks the feed and publishes the sizes of the run.
-    pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
+    /// Whether a program can run here now.
+    fn ready(&self, inner: &Compiled) -> Result<()> {
         self.owns(inner)?;
         let (threads, room) = (self.team.threads(), inner.steps.iter().filter_map(Step::threads).min());
         if let Some(room) = room.filter(|&room| room < threads) {
@@ -353,6 +360,12 @@ impl Session {
             );
             return Err(Error::Value(message));
         }
+        Ok(())
+    }
+
+    /// Checks the feed and publishes the sizes of the run.
+    pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
+        self.ready(inner)?;
         let mut result = Ok(());
         let mut fed: SmallVec<[(usize, bool); 8]> = SmallVec::new();
         feed.each(&mut |_, source| {
@@ -371,11 +384,16 @@ impl Session {
         });
         result?;
         let env = inner.sizes(feed)?;
+        self.publish(&env);
+        Ok(env)
+    }
+
+    /// Tells kernels the sizes of a run.
+    fn publish(&mut self, env: &Env) {
         let sizes = self.memory.elements_mut::<i32>(&self.sizes);
         for (slot, &size) in sizes.iter_mut().zip(&env.0) {
             *slot = i32::try_from(size).unwrap_or(i32::MAX);
         }
-        Ok(env)
     }
 
     /// Copies host inputs to where `place` says and returns where resident ones are.

@@ -51,8 +51,8 @@ fn random_programs_make_the_same_within_any_budget_over_any_link() {
         let half_of = |t: TaskId| Some(offloaded.work[t.index()]).filter(|work| !matches!(work, Work::Run(_)));
         let original = |t: TaskId| if let Work::Run(task) = offloaded.work[t.index()] { task_of(task) } else { u32::MAX };
         let stands_for = |b: BufferId| buffer_of(offloaded.buffer_of[b.index()]);
-        let expected = results_with_copies(&dag, &once.order, &|t| t.0, &|b| b.0, &|_| None);
-        let made = results_with_copies(&offloaded.dag, &found.plan.order, &original, &stands_for, &half_of);
+        let expected = results_with_copies(&dag, &dag, &once.order, &|t| t.0, &|b| b.0, &|_| None);
+        let made = results_with_copies(&dag, &offloaded.dag, &found.plan.order, &original, &stands_for, &half_of);
         assert_eq!(made, expected, "{dag}\n{}", offloaded.dag);
         Ok(())
     });
