@@ -52,6 +52,39 @@ fn hit(bencher: Bencher<'_, '_>, policy: Policy) {
     });
 }
 
+/// A block that comes back when it is dropped, which is not timed.
+struct Held<'a>(&'a Pool, &'a FakeDevice, Handle);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        give(self.0, self.1, self.2);
+    }
+}
+
+/// A pool that has memory for so many blocks of a size, and others in use.
+fn warm(policy: Policy) -> (Pool, FakeDevice, Vec<Handle>) {
+    let (pool, device) = open(policy);
+    let mut sizes = Sizes(0x9e37_79b9_7f4a_7c15);
+    let live = (0..LIVE).map(|_| take(&pool, &device, sizes.next())).collect();
+    let many: Vec<Handle> = (0..2 * LIVE).map(|_| take(&pool, &device, 100_000)).collect();
+    many.into_iter().for_each(|one| give(&pool, &device, one));
+    (pool, device, live)
+}
+
+/// An allocation alone, of memory at hand.
+#[divan::bench(args = POLICIES, sample_size = 1000)]
+fn allocate(bencher: Bencher<'_, '_>, policy: Policy) {
+    let (pool, device, _live) = warm(policy);
+    bencher.bench_local(|| Held(&pool, &device, take(&pool, &device, 100_000)));
+}
+
+/// A free alone.
+#[divan::bench(args = POLICIES, sample_size = 1000)]
+fn free(bencher: Bencher<'_, '_>, policy: Policy) {
+    let (pool, device, _live) = warm(policy);
+    bencher.with_inputs(|| take(&pool, &device, 100_000)).bench_local_values(|one| give(&pool, &device, one));
+}
+
 /// One block of a thousand is given back, another size taken: what a program without a pattern does.
 #[divan::bench(args = POLICIES)]
 fn mix(bencher: Bencher<'_, '_>, policy: Policy) {

@@ -8,7 +8,7 @@ use slabwise::models::{Model, OptimizerKind};
 use slabwise::nn::{BatchNorm1d, Linear};
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
-use support::networks::{Trained, WIDTH, learn, train};
+use support::networks::{Trained, WIDTH, behind, learn, quick, train};
 
 /// Layers with an activation and a mask each.
 fn masked<'t>(x: Tensor<'t>, layers: &[Linear]) -> Tensor<'t> {
@@ -110,32 +110,42 @@ fn train_normed(budget: impl Into<Budget>, [batch, blocks, steps]: [usize; 3], s
     let layers: Vec<[(Linear, BatchNorm1d); 2]> = (0..blocks)
         .map(|i| ["x", "y"].map(|n| (Linear::new(&at(i) / n, WIDTH, WIDTH), BatchNorm1d::new(&at(i) / &format!("{n}norm"), WIDTH))))
         .collect();
-    learn(budget, params, [batch, steps], |trace, x, labels| {
-        let out = layers.iter().enumerate().fold(x, |x, (i, [first, second])| {
-            let h = behind(Some(seed), i, x, x.apply(&first.0).apply(&first.1));
-            (x + h.apply(&second.0).apply(&second.1)).relu()
-        });
-        let loss = out.cross_entropy(labels);
-        trace.minimize(loss, Adam::new(1e-2));
-        loss
-    })
+    learn(
+        |s| s.with_budget(budget),
+        params,
+        [batch, steps],
+        |trace, x, labels| {
+            let out = layers.iter().enumerate().fold(x, |x, (i, [first, second])| {
+                let h = behind(Some(seed), i, x, x.apply(&first.0).apply(&first.1));
+                (x + h.apply(&second.0).apply(&second.1)).relu()
+            });
+            let loss = out.cross_entropy(labels);
+            trace.minimize(loss, Adam::new(1e-2));
+            loss
+        },
+    )
 }
 
 /// Trains layers whose activations each move an average of them, which the kernel that makes the activation does.
 fn train_watched(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3]) -> Result<Trained> {
     let params = Params::seeded(5);
     let layers: Vec<Linear> = (0..layers).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
-    learn(budget, params, [batch, steps], |trace, x, labels| {
-        let out = layers.iter().enumerate().fold(x, |x, (i, layer)| {
-            let h = x.apply(layer).tanh();
-            let seen = trace.state(&format!("seen{i}"), F32, (batch, WIDTH), Init::Constant(0.5));
-            seen.set(seen.value() * 0.9 + h * 0.1);
-            h
-        });
-        let loss = out.cross_entropy(labels);
-        trace.minimize(loss, Adam::new(1e-2));
-        loss
-    })
+    learn(
+        |s| s.with_budget(budget),
+        params,
+        [batch, steps],
+        |trace, x, labels| {
+            let out = layers.iter().enumerate().fold(x, |x, (i, layer)| {
+                let h = x.apply(layer).tanh();
+                let seen = trace.state(&format!("seen{i}"), F32, (batch, WIDTH), Init::Constant(0.5));
+                seen.set(seen.value() * 0.9 + h * 0.1);
+                h
+            });
+            let loss = out.cross_entropy(labels);
+            trace.minimize(loss, Adam::new(1e-2));
+            loss
+        },
+    )
 }
 
 /// The budgets of `percents` that are kept, each with the same bits as without, and how many kernels run again for that.
@@ -179,13 +189,42 @@ fn what_an_activation_assigns_it_assigns_once() {
     assert!(kept >= 2 && runs >= 4, "{runs} kernels again in {kept} programs");
 }
 
+/// Every second activation is kept, and so never made again, whatever the budget; the others are.
+#[test]
+fn what_is_kept_no_budget_makes_again() {
+    let train = |budget: Budget| {
+        let params = Params::seeded(5);
+        let layers: Vec<Linear> = (0..12).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+        learn(
+            |s| s.with_budget(budget),
+            params,
+            [2048, 3],
+            |trace, x, labels| {
+                let out = layers.iter().enumerate().fold(x, |x, (i, layer)| {
+                    let h = x.apply(layer).tanh();
+                    if i % 2 == 0 { h.keep() } else { h }
+                });
+                let loss = out.cross_entropy(labels);
+                trace.minimize(loss, Adam::new(1e-2));
+                loss
+            },
+        )
+    };
+    assert!(same_within(&[75], &train).1 > 0);
+    let within = train(Budget::Fraction(0.75)).expect("it fits");
+    let dag = within.program.plan().dag();
+    let copies = |layer: usize| dag.buffers.iter().filter(|b| b.name.starts_with(&format!("l{layer}.tanh"))).count();
+    assert!((0..12).all(|layer| copies(layer) >= 1) && (0..12).step_by(2).all(|layer| copies(layer) == 1), "{dag}");
+    assert!((1..12).step_by(2).any(|layer| copies(layer) > 1), "{dag}");
+}
+
 /// Kernels taken apart make the same bits: the way back of a residual network makes activations of several layers in one.
 #[test]
-fn half_of_a_residual_network_trains_to_the_same_weights() {
+fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
     let train = |budget: Budget| {
         let params = Params::seeded(5);
         let network = Model::ResNet20.build(&params);
-        let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_budget(budget);
+        let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_options(quick()).with_budget(budget);
         let program = network.training(&mut session, 4u32, OptimizerKind::Sgd)?;
         let (images, labels) = Model::ResNet20.batch(4, 1);
         let losses = (0..3).map(|_| session.run(&program, (&images, &labels)).expect("a step")[0].item().to_bits()).collect();
@@ -193,7 +232,7 @@ fn half_of_a_residual_network_trains_to_the_same_weights() {
         let weights = session.names().map(|name| (name.to_string(), bits(name))).collect();
         Ok(Trained { losses, weights, session, program })
     };
-    assert_eq!(same_within(&[70, 50], &train).0, 2);
+    assert_eq!(same_within(&[58], &train).0, 1);
 }
 
 #[test]

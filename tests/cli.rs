@@ -7,8 +7,10 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use slabwise::memory::MemoryConfig;
 
+/// Runs a command as on a machine without a GPU.
 fn slabwise(args: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_slabwise")).args(args.split_whitespace()).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise"));
+    command.args(args.split_whitespace()).env("SLABWISE_LIBCUDA", "no driver").output().unwrap()
 }
 
 /// What a command that succeeds prints.
@@ -73,6 +75,61 @@ fn plan_draws_a_picture() {
     assert!(svg.starts_with("<svg") && svg.contains("hidden1"), "{}", &svg[..svg.len().min(200)]);
     let nowhere = failure(&format!("plan mlp --svg {}/none/plan.svg", folder.path().display()), 1);
     assert!(nowhere.starts_with("error: ") && nowhere.contains("plan.svg"), "{nowhere}");
+}
+
+#[test]
+fn plan_writes_a_page_and_what_a_step_was_seen_to_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let [html, alone, pickle, snapshot, trace, profile] =
+        ["plan.html", "alone.html", "a.pickle", "a.json", "trace.json", "a.pb.gz"].map(path);
+    let plan = json(&format!("plan mlp --batch 8 --html {html} --snapshot {snapshot} --perfetto {trace} --pprof {profile}"));
+    text(&format!("plan mlp --batch 8 --html {alone} --no-run"));
+    let [page, alone] = [html, alone].map(|file| std::fs::read_to_string(file).unwrap());
+    let measured = format!("\"run\":{{\"peak\":{}", plan["slab_bytes"]);
+    assert!(page.contains(&measured) && !alone.contains("\"run\":{\"peak\"") && alone.contains("it was asked not to be"));
+    // The step as an allocation trace: as many bytes at once as were planned.
+    let replay = json(&format!("replay {snapshot} --policy tlsf"));
+    assert_eq!(replay["peak_live_bytes"], plan["peak"]["bytes"]);
+    text(&format!("plan mlp --batch 8 --snapshot {pickle}"));
+    assert_eq!(json(&format!("replay {pickle} --policy tlsf"))["peak_live_bytes"], plan["peak"]["bytes"]);
+    let events: Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    let kernels = events["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").count();
+    assert_eq!(kernels as u64, plan["kernels"].as_u64().unwrap());
+    assert!(std::fs::read(profile).unwrap().starts_with(&[0x1f, 0x8b]));
+    for wrong in ["plan mlp --no-run", "plan mlp --html a --frontier", "plan mlp --html a --no-run --pprof b"] {
+        failure(wrong, 2);
+    }
+}
+
+#[test]
+fn diff_tells_what_made_a_plan_grow() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let [a, b, cut, nowhere] = ["a.json", "b.json", "cut.json", "none.json"].map(path);
+    let (small, large) = (text("plan cnn --batch 4 --json"), text("plan cnn --batch 8 --json"));
+    [(&a, &small[..]), (&b, &large[..]), (&cut, &small[..small.len() / 2])].iter().for_each(|(file, t)| std::fs::write(file, t).unwrap());
+    let [small, large]: [Value; 2] = [small, large].map(|t| serde_json::from_str(&t).unwrap());
+    // The plan's own file: buffers within the slab, those at the peak add up to it.
+    let rows = small["buffers"].as_array().unwrap();
+    let number = |row: &Value, key: &str| row[key].as_u64().unwrap();
+    assert!(rows.iter().all(|r| number(r, "offset") + number(r, "occupied_bytes") <= number(&small, "slab_bytes")));
+    let at_peak = rows.iter().filter(|r| r["at_peak"] == true);
+    assert_eq!(at_peak.map(|r| number(r, "occupied_bytes")).sum::<u64>(), number(&small["peak"], "bytes"));
+    assert!(rows.iter().any(|r| r["layer"] == "stem" && r["source"].as_str().unwrap().contains(".rs:")));
+
+    let diff = json(&format!("diff {a} {b}"));
+    let change = |key: &str| diff[key].as_i64().unwrap();
+    let peaks = [&small, &large].map(|plan| plan["peak"]["bytes"].as_i64().unwrap());
+    assert_eq!(change("peak_change_bytes"), peaks[1] - peaks[0]);
+    assert_eq!(diff["causes"].as_object().unwrap().values().map(|v| v.as_i64().unwrap()).sum::<i64>(), peaks[1] - peaks[0]);
+    assert!(diff["resized"].as_array().unwrap().iter().any(|pair| pair["b"]["name"] == "images" && pair["a"]["bytes"] == 4 * 784 * 4));
+    let told = text(&format!("diff {a} {b}"));
+    assert!(["slab", "at the peaks, by layer", "stem.relu", "other sizes"].iter().all(|part| told.contains(part)), "{told}");
+    assert!(text(&format!("diff {a} {a}")).contains("no buffer differs"));
+    assert!(failure(&format!("diff {a} {cut}"), 2).contains("line 1"));
+    assert!(failure(&format!("diff {a} {nowhere}"), 1).contains("none.json"));
+    failure(&format!("diff {a}"), 2);
 }
 
 #[test]

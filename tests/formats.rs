@@ -55,7 +55,7 @@ fn what_a_pool_did_is_read() {
     let pool = Pool::new(&config).expect("settings that make sense");
     pool.record(usize::MAX);
     let here = std::panic::Location::caller();
-    let mut take = |bytes: u64, name: &str| {
+    let take = |bytes: u64, name: &str| {
         device.advance(Duration::from_micros(3));
         let tag = Tag { name: name.into(), layer: "body/é \"conv\"".into(), location: Some(here) };
         pool.allocate(&mut &device, bytes, Stream(0), pool.tag(tag))

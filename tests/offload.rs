@@ -4,7 +4,7 @@ mod support;
 
 use slabwise::prelude::*;
 use slabwise::{Again, CompileOptions, Error};
-use support::networks::{Trained, WIDTH, examples, train, train_with};
+use support::networks::{Trained, WIDTH, examples, quick, train, train_with};
 
 /// A link that is never waited for long.
 fn fast() -> Offload {
@@ -65,7 +65,7 @@ fn random_networks_train_to_the_same_bits_within_any_budget_over_any_link() {
         let fraction = [0.85, 0.7, 0.6, 0.5][seed % 4];
         let speed = Bytes(1 << [50, 34, 32][seed % 3]);
         let check_memory = seed % 2 == 0;
-        let options = CompileOptions { check_memory, ..CompileOptions::default() };
+        let options = CompileOptions { check_memory, ..quick() };
         let open = |s: Session| s.with_budget(Budget::Fraction(fraction)).with_offload(Offload::new(speed)).with_options(options);
         let Some(within) = kept(train_with(open, sizes, Some(seed))) else { continue };
         // Guards take bytes of their own.

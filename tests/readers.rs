@@ -15,9 +15,6 @@ use std::path::{Path, PathBuf};
 use arbtest::arbitrary::{Result, Unstructured};
 use readers::{READERS, Reader};
 
-/// Whatever a reader is given, it may take so much.
-const SMALL: u64 = 4 << 20;
-
 /// The files of a corpus, by name; those that begin with `bad` must be refused, the others accepted.
 fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -37,7 +34,7 @@ fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
 fn read(reader: &Reader, bytes: &[u8]) -> std::result::Result<(), String> {
     let mut result = Ok(());
     let took = allocator::peak_bytes(|| result = (reader.read)(bytes));
-    let most = SMALL + reader.bytes_per_byte * bytes.len() as u64;
+    let most = reader.fixed_bytes + reader.bytes_per_byte * bytes.len() as u64;
     assert!(took <= most, "{}: {took} bytes of memory for a file of {}", reader.name, bytes.len());
     if let Err(why) = &result {
         assert!(!why.trim().is_empty() && why.len() < 4096, "{}: {why}", reader.name);

@@ -155,3 +155,32 @@ fn dropout_repeats_its_mask() {
         x.mean_over(3).mean_over(2).apply(&slabwise::nn::Linear::new(at / "head", 8, 10))
     });
 }
+
+fn exp_tanh<'t>(x: Tensor<'t>, kept: &str) -> Tensor<'t> {
+    let y = if kept == "exp" { x.exp().keep() } else { x.exp() };
+    if kept == "tanh" { y.tanh().keep() } else { y.tanh() }
+}
+
+/// Neither a checkpointed segment nor the cheapness of an activation has a kept tensor made again.
+#[test]
+fn what_is_kept_is_not_made_again() {
+    let again = |kept: &str, segment: bool| {
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (64, 64));
+        let params = Params::seeded(1);
+        let [first, last] = ["first", "last"].map(|name| slabwise::nn::Linear::new(&params.root() / name, 64, 64));
+        let x = x.apply(&first);
+        let y = if segment { x.checkpoint(|x| exp_tanh(x, kept)) } else { exp_tanh(x, kept) };
+        let loss = y.apply(&last).square().sum();
+        trace.minimize(loss, Sgd::new(0.1));
+        let graph = trace.finish(&[loss]).expect("no mistakes");
+        let graph = remake(&simplify(&graph, &Simplify::default()), Some(1));
+        let made = graph.ids().filter(|id| graph.origin(*id).phase == Phase::Again).map(|id| graph.node(id).op.name());
+        made.collect::<Vec<_>>()
+    };
+    // Of a segment its inside is made again; elsewhere what is cheap to make of what is in memory.
+    for (operation, segment) in [("exp", true), ("tanh", false)] {
+        let (made, kept) = (again("", segment), again(operation, segment));
+        assert!(made.contains(&operation) && !kept.contains(&operation), "{operation}: {made:?}, kept {kept:?}");
+    }
+}

@@ -15,7 +15,8 @@ pub struct Options {
     pub in_place: bool,
     /// Whether buffers may share bytes at all. Without it every buffer and workspace has its own, and `in_place` is off.
     pub reuse: bool,
-    /// What may be spent where the fast packers miss the bound, as in [`Limits::effort`]: ten million take about a second.
+    /// What may be spent where the fast packers miss the bound, as in [`Limits::effort`]: ten million take about a second. The search
+    /// for what to run again under a budget grows with it.
     pub effort: u64,
 }
 

@@ -130,7 +130,7 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
     if best.height_once <= budget {
         return Ok(best);
     }
-    let Some(search) = DagSearch::new(dag) else { return Ok(best) };
+    let Some(search) = DagSearch::new(dag, options) else { return Ok(best) };
     let largest = search.peak();
     let share = budget as f64 / best.height_once as f64;
     let mut target = (largest as f64 * share) as u64;

@@ -1,11 +1,13 @@
 //! Values that stay on the device between runs, and what a run gives back.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use ndarray::{ArrayD, ArrayViewD, IxDyn};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, Region};
 
+use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::feed::Lengths;
 
@@ -42,28 +44,66 @@ impl Buffer {
 #[derive(Debug)]
 pub struct Donated(pub(crate) Buffer);
 
+/// A region of a session's memory, copied to the host when somebody looks at it, if it does not lie there.
+pub(crate) struct Shown<'s> {
+    backend: &'s Backend,
+    region: Region,
+    copy: OnceCell<(Memory, Region)>,
+}
+
+impl<'s> Shown<'s> {
+    pub fn new(backend: &'s Backend, region: Region) -> Self {
+        Shown { backend, region, copy: OnceCell::new() }
+    }
+
+    /// The region in memory of the host. Waits for the runs that write it.
+    fn get(&self) -> Result<(&Memory, Region)> {
+        match (self.backend.host(), self.copy.get()) {
+            (Some(memory), _) => Ok((memory, self.region)),
+            (None, Some((memory, region))) => Ok((memory, *region)),
+            (None, None) => {
+                let fetched = self.backend.fetch(&self.region)?;
+                let (memory, region) = self.copy.get_or_init(|| fetched);
+                Ok((memory, *region))
+            }
+        }
+    }
+}
+
 /// One output of a run, where it lies in the session's memory: it can be looked at until the next run.
 pub struct Output<'s> {
-    pub(crate) memory: &'s Memory,
-    pub(crate) region: Region,
+    pub(crate) shown: Shown<'s>,
     pub(crate) dtype: DType,
     pub(crate) lengths: Lengths,
     pub(crate) buffer: Option<Buffer>,
 }
 
 impl Output<'_> {
-    /// The first element as a number: what a loss or an accuracy is. NaN if there is no element.
+    /// The first element as a number: what a loss or an accuracy is. NaN if there is no element, and if the run failed on a
+    /// device that tells so only now; then the next run says why.
     pub fn item(&self) -> f32 {
+        self.number().unwrap_or_else(|error| {
+            self.shown.backend.keep(error);
+            f32::NAN
+        })
+    }
+
+    /// The first element. Waits for the run, and copies no more than that from another device.
+    fn number(&self) -> Result<f32> {
         if self.lengths.contains(&0) {
-            return f32::NAN;
+            return Ok(f32::NAN);
         }
-        let first = self.region.part(0, self.dtype.bytes() as u64);
-        match self.dtype {
-            DType::F32 => self.memory.elements::<f32>(&first)[0],
-            DType::F16 => self.memory.elements::<half::f16>(&first)[0].to_f32(),
-            DType::BF16 => self.memory.elements::<half::bf16>(&first)[0].to_f32(),
-            DType::I32 => self.memory.elements::<i32>(&first)[0] as f32,
-            DType::U8 | DType::Bool => f32::from(self.memory.bytes(&first)[0]),
+        let read = |memory: &Memory, first: &Region| match self.dtype {
+            DType::F32 => memory.elements::<f32>(first)[0],
+            DType::F16 => memory.elements::<half::f16>(first)[0].to_f32(),
+            DType::BF16 => memory.elements::<half::bf16>(first)[0].to_f32(),
+            DType::I32 => memory.elements::<i32>(first)[0] as f32,
+            DType::U8 | DType::Bool => f32::from(memory.bytes(first)[0]),
+        };
+        let bytes = self.dtype.bytes() as u64;
+        match self.shown.copy.get() {
+            Some((memory, region)) => Ok(read(memory, &region.part(0, bytes))),
+            None => self.shown.backend.look(&self.shown.region.part(0, bytes), read),
         }
     }
 
@@ -72,7 +112,7 @@ impl Output<'_> {
         if self.dtype != DType::F32 || !self.lengths.is_empty() {
             return Err(Error::Value(format!("the first output is {} {:?}, not an f32 scalar", self.dtype, self.lengths)));
         }
-        Ok(self.item())
+        self.number()
     }
 
     /// The lengths of the axes.
@@ -86,8 +126,11 @@ impl Output<'_> {
     }
 
     /// The bytes, row-major.
-    pub fn bytes(&self) -> &[u8] {
-        self.memory.bytes(&self.region)
+    ///
+    /// # Errors
+    /// If the run failed on a device that tells so only now.
+    pub fn bytes(&self) -> Result<&[u8]> {
+        self.shown.get().map(|(memory, region)| memory.bytes(&region))
     }
 
     /// The elements, where they lie. Truth values are read as `u8`. An error if the output is of another type.
@@ -96,7 +139,8 @@ impl Output<'_> {
         if T::DTYPE != self.dtype && !bool_as_byte {
             return Err(Error::Value(format!("the output is {}, not {}", self.dtype, T::DTYPE)));
         }
-        let elements = self.memory.elements::<T>(&self.region);
+        let (memory, region) = self.shown.get()?;
+        let elements = memory.elements::<T>(&region);
         ArrayViewD::from_shape(IxDyn(&self.lengths), elements).map_err(|e| Error::Internal(e.to_string()))
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use slabwise_kernels::dtype::DType;
 
 use crate::error::Result;
-use crate::session::{Session, fixed};
+use crate::session::{Session, Variable, fixed};
 use crate::weights::{self, Entry, File};
 
 /// The note in a file that names what of it is state, a line each.
@@ -16,14 +16,25 @@ impl Session {
     /// Writes all weights and state to a safetensors file. The file is replaced as a whole: whatever happens while it is
     /// written, an earlier one of the same name stays intact.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let entries: Vec<Entry<'_>> = self
-            .variables
-            .iter()
-            .map(|v| Entry { name: &v.info.name, dtype: v.info.dtype, shape: fixed(&v.info.dims), bytes: self.memory.bytes(&v.region) })
-            .collect();
+        // What lies on another device is copied to the host first.
+        let copies = match self.memory.host() {
+            Some(_) => Vec::new(),
+            None => {
+                let copy = |v: &Variable| self.memory.look(&v.region, |memory, region| memory.bytes(region).to_vec());
+                self.variables.iter().map(copy).collect::<Result<Vec<_>>>()?
+            }
+        };
+        let bytes = |at: usize, v: &'_ Variable| self.memory.host().map_or_else(|| &*copies[at], |memory| memory.bytes(&v.region));
+        let entry = |(at, v)| -> Entry<'_> {
+            let v: &Variable = v;
+            Entry { name: &v.info.name, dtype: v.info.dtype, shape: fixed(&v.info.dims), bytes: bytes(at, v) }
+        };
+        let entries: Vec<Entry<'_>> = self.variables.iter().enumerate().map(entry).collect();
         let state: Vec<&str> = self.variables.iter().filter(|v| !v.info.is_param).map(|v| &*v.info.name).collect();
         let metadata = BTreeMap::from([(STATE.to_string(), state.join("\n"))]);
-        Ok(weights::save(path.as_ref(), &entries, &metadata)?)
+        weights::save(path.as_ref(), &entries, &metadata)?;
+        self.memory.saved(path.as_ref());
+        Ok(())
     }
 
     /// Reads weights and state from a file that [`Session::save`] wrote, so that training goes on bit-equal to a run that
@@ -50,8 +61,7 @@ impl Session {
     /// As [`Session::load`], for the weights.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<()> {
         self.load_where(&File::open(path)?, |is_param| is_param)?;
-        self.restart_averages(0);
-        Ok(())
+        self.restart_averages(0)
     }
 
     fn load_where(&mut self, file: &File, wanted: impl Fn(bool) -> bool) -> Result<()> {
@@ -68,7 +78,7 @@ impl Session {
         weights::match_tensors(&expected, file, |name| !wanted(false) && state.contains(&name))?;
         for variable in self.variables.iter().filter(|v| wanted(v.info.is_param)) {
             if let Some(tensor) = file.get(&variable.info.name) {
-                self.memory.bytes_mut(&variable.region).copy_from_slice(tensor.bytes);
+                self.memory.edit(&variable.region, |memory, region| memory.bytes_mut(region).copy_from_slice(tensor.bytes))?;
             }
         }
         Ok(())

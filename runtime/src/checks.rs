@@ -45,7 +45,7 @@ fn gaps(parts: &[(u64, u64)], end: u64, mut visit: impl FnMut(u64, u64)) {
 }
 
 /// Before the first step: everything but the inputs is dead.
-pub(crate) fn begin(session: &mut Session, inner: &Compiled, slab: Region) {
+pub(crate) fn begin(session: &mut Session, inner: &Compiled, slab: Region) -> Result<()> {
     let lifetimes = &inner.plan.offsets().lifetimes;
     let mut inputs: Vec<(u64, u64)> = inner
         .inputs
@@ -55,18 +55,32 @@ pub(crate) fn begin(session: &mut Session, inner: &Compiled, slab: Region) {
         .map(|b| (inner.buffers[b].place.offset, inner.buffers[b].place.offset + inner.buffers[b].used))
         .collect();
     inputs.sort_unstable();
-    gaps(&inputs, slab.bytes, |from, to| session.memory.bytes_mut(&slab.part(from, to - from)).fill(POISON));
+    poison(session, &inputs, slab)
+}
+
+/// Fills what is in none of the parts.
+fn poison(session: &mut Session, parts: &[(u64, u64)], slab: Region) -> Result<()> {
+    let mut filled = Ok(());
+    gaps(parts, slab.bytes, |from, to| {
+        if filled.is_ok() {
+            filled = session.memory.fill(&slab.part(from, to - from), POISON);
+        }
+    });
+    filled
 }
 
 /// After a step: what was not live is untouched, and what ended is dead.
 pub(crate) fn after(session: &mut Session, inner: &Compiled, slab: Region, step: usize) -> Result<()> {
     let mut broken = None;
-    gaps(&live(inner, step), slab.bytes, |from, to| {
-        let bytes = session.memory.bytes(&slab.part(from, to - from));
-        if let Some(at) = bytes.iter().position(|b| *b != POISON) {
-            broken.get_or_insert(from + at as u64);
-        }
-    });
+    let live = live(inner, step);
+    session.memory.look(&slab, |memory, slab| {
+        gaps(&live, slab.bytes, |from, to| {
+            let bytes = memory.bytes(&slab.part(from, to - from));
+            if let Some(at) = bytes.iter().position(|b| *b != POISON) {
+                broken.get_or_insert(from + at as u64);
+            }
+        });
+    })?;
     if let Some(at) = broken {
         let message = format!("byte {at} of the slab was written, which belongs to no live buffer");
         return Err(Error::MemoryCheck { step, task: inner.steps[step].name.clone(), message });
@@ -86,6 +100,5 @@ pub(crate) fn after(session: &mut Session, inner: &Compiled, slab: Region, step:
             .extend(inner.outputs.iter().map(|&o| (inner.buffers[o].place.offset, inner.buffers[o].place.offset + inner.buffers[o].used)));
     }
     staying.sort_unstable();
-    gaps(&staying, slab.bytes, |from, to| session.memory.bytes_mut(&slab.part(from, to - from)).fill(POISON));
-    Ok(())
+    poison(session, &staying, slab)
 }

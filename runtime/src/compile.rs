@@ -61,7 +61,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     log::debug!("{name}: graph\n{graph}{name}: kernels\n{clusters}");
     let tasks = lower(&clusters).map_err(internal)?;
     let guard = if options.check_memory { GUARD } else { 0 };
-    let mut scheduled = schedule(&graph, tasks, &session.config(), guard).map_err(internal)?;
+    let mut scheduled = schedule(&graph, tasks, &session.target(), guard).map_err(internal)?;
     let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
     let mut again = Again { once: offsets.height, floor: offsets.lower_bound, ..Again::default() };
     let beside = session.persistent_bytes_with(&graph)?;
@@ -98,6 +98,7 @@ pub(crate) fn link(session: &mut Session, laid: Laid, started: Instant) -> Resul
     let variables = session.adopt(&graph)?;
     session.budget.settle(room);
     let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.id)?;
+    session.load_program(&mut compiled)?;
     session.prepare_copies(&compiled)?;
     compiled.ring = session.open_slots(&compiled)?;
     compiled.plan.set_compile_seconds(started.elapsed().as_secs_f64());

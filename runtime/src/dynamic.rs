@@ -16,12 +16,13 @@ use crate::session::Session;
 type Held = Vec<Option<Handle>>;
 
 impl Session {
-    /// How the memory of the dynamic mode is managed. Settings left open are read from the environment.
+    /// How the memory of the dynamic mode is managed, and how much of a device's memory is taken when. Settings left open are read from the environment.
     ///
     /// # Errors
     /// If a setting makes no sense; the error names it.
     pub fn with_memory(mut self, config: &MemoryConfig) -> Result<Self> {
         let pool = open_pool(config)?;
+        self.memory.configure(config)?;
         self.reset_pool();
         // Programs that have run know their buffers' tags by number.
         pool.know_tags_of(&self.pool);
@@ -46,6 +47,7 @@ impl Session {
             return Err(error);
         }
         self.pool.end_step(&mut self.memory);
+        self.memory.end_run(inner.loaded.as_ref())?;
         let places = self.places(&held)?;
         let buffers: [Option<crate::buffer::Buffer>; N] = self.give_donated(inner, &feed, &env, &mut |b| places[b])?;
         self.dynamic = held;
@@ -59,7 +61,7 @@ impl Session {
             held[buffer] = Some(self.take(inner, 0, bytes_of(buffer), tags[buffer], held)?);
         }
         let staged = self.places(held)?;
-        let fed = self.stage(inner, feed, &mut |b| staged[b])?;
+        let fed = self.stage(inner, feed, env, &mut |b| staged[b])?;
         for (at, step) in inner.steps.iter().enumerate() {
             for &b in &step.begins {
                 if held[b].is_none() {
@@ -82,14 +84,16 @@ impl Session {
                 .collect();
             let workspace_region = self.place(Some(workspace))?;
             let result = match &step.work {
-                Work::Run(kernel) => args.map(|args| kernel.run(&mut self.memory, &args, &workspace_region, env, &self.team)),
+                Work::Run(kernel) => {
+                    let run = (at, &**kernel);
+                    args.and_then(|args| self.memory.run(inner.loaded.as_ref(), run, &args, &workspace_region, env, &self.team))
+                }
                 // At once: this mode is for comparing memory, and a caching pool plans no copies ahead.
                 Work::Start(copy) => {
                     let Copied { from, to } = inner.copies[*copy];
                     let bytes = bytes_of(from);
                     let (from, to) = (place(self, from)?.part(0, bytes), place(self, to)?.part(0, bytes));
-                    self.memory.copy(&from, &to);
-                    Ok(Ok(()))
+                    self.memory.copy(&from, &to).map(Ok)
                 }
                 Work::Finish(_) => Ok(Ok(())),
             };

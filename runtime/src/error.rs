@@ -59,12 +59,30 @@ pub enum Error {
         holders: String,
     },
     /// The machine has no memory left to give.
-    #[error("{what} needs {bytes}, which the machine cannot give; a smaller batch or model would help")]
+    #[error("{what} needs {bytes}, which the machine cannot give{more}; a smaller batch or model would help")]
     OutOfMemory {
         /// What it was for.
         what: String,
         /// How much.
         bytes: Bytes,
+        /// Where, and who has the rest, as far as that is known.
+        more: String,
+    },
+    /// A kernel did what it must not, or the device failed: nothing can be asked of it any more.
+    #[error(
+        "the session on {device} is lost, with its weights: {why}; make a new session and {}",
+        saved.as_ref().map_or_else(
+            || "load the last checkpoint with Session::load (this session saved none)".to_string(),
+            |path| format!("load the last checkpoint with Session::load({path:?})")
+        )
+    )]
+    Lost {
+        /// The device.
+        device: String,
+        /// What the driver answered.
+        why: String,
+        /// What the session saved last.
+        saved: Option<PathBuf>,
     },
     /// The pool of the dynamic mode has no memory for a buffer, after everything was tried.
     #[error("\"{program}\" is out of memory: {bill}")]

@@ -1,6 +1,7 @@
 //! slabwise compiles a tensor program once, knows every byte before it runs, and runs it inside one slab.
 #![forbid(unsafe_code)]
 
+mod backend;
 mod buffer;
 mod checkpoint;
 mod checks;
@@ -32,6 +33,7 @@ pub mod tensor;
 pub mod trace;
 pub mod weights;
 
+pub use backend::Resources;
 pub use buffer::{Buffer, Donated, Output};
 pub use compile::CompileOptions;
 pub use device::Device;

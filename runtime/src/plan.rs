@@ -96,6 +96,16 @@ impl Plan {
         }
     }
 
+    /// The same error, with the largest buffers at the peak if it is about memory.
+    pub(crate) fn with_holders(&self, error: Error) -> Error {
+        match error {
+            Error::OutOfMemory { what, bytes, more } => {
+                Error::OutOfMemory { what, bytes, more: format!("{more}; largest at the peak: {}", self.holders(5)) }
+            }
+            other => other,
+        }
+    }
+
     /// The program's name.
     pub fn name(&self) -> &str {
         &self.name

@@ -5,13 +5,13 @@ mod ledger;
 
 use std::sync::{Arc, OnceLock};
 
-use slabwise_kernels::cpu::Kernel;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 use slabwise_planner::{self as planner, Space};
 
+use crate::backend::{Kernel, Loaded, Resources};
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, Origin};
@@ -35,6 +35,11 @@ impl<const N: usize> Program<N> {
     /// run, that is the plan for a length of 64.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
+    }
+
+    /// What the functions of each kernel use of a GPU, in the order of [`Plan::steps`]; nothing on the CPU.
+    pub fn resources(&self) -> Vec<Vec<Resources>> {
+        self.inner.resources()
     }
 }
 
@@ -125,6 +130,8 @@ pub(crate) struct Compiled {
     pub ring: Option<usize>,
     pub plan: Plan,
     pub guard: u64,
+    /// What its kernels became on a device other than the CPU.
+    pub loaded: Option<Loaded>,
     /// What blocks of the dynamic mode are for: buffers, then the workspaces of the steps.
     pub tags: Vec<Tag>,
     /// The tags' numbers in the session's pool, once it has seen them.
@@ -225,7 +232,23 @@ impl Compiled {
             ring: None,
             plan,
             guard,
+            loaded: None,
         })
+    }
+
+    /// What each step's functions use of a GPU, in the order of the steps; nothing on the CPU.
+    pub fn resources(&self) -> Vec<Vec<Resources>> {
+        #[cfg(feature = "cuda")]
+        if let Some(loaded) = &self.loaded {
+            return self.steps.iter().map(|step| step.kernel().map_or_else(Vec::new, |kernel| loaded.resources(kernel))).collect();
+        }
+        Vec::new()
+    }
+
+    /// One past the highest byte of the slab that a kernel is given.
+    #[cfg(feature = "cuda")]
+    pub fn peak(&self) -> u64 {
+        self.steps.iter().map(|step| step.slab_end(self)).max().unwrap_or(0)
     }
 
     /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.
@@ -352,9 +375,14 @@ impl Compiled {
 }
 
 impl Step {
-    /// The largest team that it may run with, if it runs a kernel.
+    /// The kernel that it runs, if it runs one.
+    pub fn kernel(&self) -> Option<&Kernel> {
+        if let Work::Run(kernel) = &self.work { Some(kernel) } else { None }
+    }
+
+    /// The largest team that it may run with, if one runs it.
     pub fn threads(&self) -> Option<usize> {
-        if let Work::Run(kernel) = &self.work { Some(kernel.threads()) } else { None }
+        self.kernel()?.threads()
     }
 }
 

@@ -1,31 +1,34 @@
 //! A session: the weights, the slab, and the programs that share them.
 
 mod copies;
+#[cfg(feature = "cuda")]
+mod device;
 mod measure;
 mod prefetch;
 mod shared;
 mod slots;
 mod steps;
+mod values;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use half::{bf16, f16};
 use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::memory::{Element, Memory, OutOfMemory, Region};
+use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
 use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
-use crate::buffer::{Buffer, Output};
+use crate::backend::{Backend, Target};
+use crate::buffer::{Buffer, Output, Shown};
 use crate::compile::{CompileOptions, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::feed::{Feed, Lengths, Source};
+use crate::feed::{Feed, Source};
 use crate::graph::{Graph, VariableInfo};
 use crate::memory::budget::{Allowance, Budget};
 use crate::memory::offload::Offload;
@@ -60,7 +63,7 @@ pub struct Session {
     pub(crate) id: u64,
     pub(crate) device: Device,
     pub(crate) params: Params,
-    pub(crate) memory: Memory,
+    pub(crate) memory: Backend,
     pub(crate) team: Team,
     pub(crate) variables: Vec<Variable>,
     pub(crate) options: CompileOptions,
@@ -102,9 +105,7 @@ fn default_threads() -> Result<usize> {
 impl Session {
     /// A session with the parameters that models have declared in `params`. Nothing is allocated before a program is compiled.
     pub fn new(device: Device, params: Params) -> Result<Self> {
-        device.check()?;
-        let mut memory = Memory::new();
-        let sizes = memory.reserve(4 * MAX_SYMBOLS as u64).map_err(|e| out_of_memory("a session", e))?;
+        let memory = Backend::open(device)?;
         Ok(Session {
             id: SESSIONS.fetch_add(1, Ordering::Relaxed),
             device,
@@ -120,7 +121,7 @@ impl Session {
             slab: None,
             host: None,
             tickets: Vec::new(),
-            sizes,
+            sizes: Region::default(),
             budget: Allowance::default(),
             offload: None,
             slots_of_inputs: 1,
@@ -164,8 +165,9 @@ impl Session {
         self.team.threads()
     }
 
-    pub(crate) fn config(&self) -> Config {
-        Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) }
+    /// What kernels are prepared for.
+    pub(crate) fn target(&self) -> Target {
+        self.memory.target(Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) })
     }
 
     /// Bytes of weights and state, each rounded up to its alignment.
@@ -237,18 +239,34 @@ impl Session {
         let counters = self.new_counters(name, graph)?;
         let program = self.compile_for_shapes(name, graph)?;
         self.keep_counters(counters);
-        self.grow_slab(program.inner.slab_bytes, name)?;
+        self.grow_slab(&program.inner)?;
         Ok(program)
     }
 
-    pub(crate) fn grow_slab(&mut self, bytes: u64, name: &str) -> Result<()> {
+    /// Makes room for the sizes of runs.
+    pub(crate) fn reserve_sizes(&mut self) -> Result<()> {
+        if self.sizes.bytes == 0 {
+            self.sizes = self.memory.reserve(4 * MAX_SYMBOLS as u64, "the sizes of runs")?;
+        }
+        Ok(())
+    }
+
+    /// Without devices that want it loaded a program is ready.
+    #[cfg(not(feature = "cuda"))]
+    pub(crate) fn load_program(&mut self, _: &mut Compiled) -> Result<()> {
+        self.reserve_sizes()
+    }
+
+    pub(crate) fn grow_slab(&mut self, inner: &Compiled) -> Result<()> {
+        let bytes = inner.slab_bytes;
         if self.slab.is_some_and(|s| s.bytes >= bytes) {
             return Ok(());
         }
         if let Some(old) = self.slab.take() {
             self.memory.release(old.arena);
         }
-        self.slab = Some(self.memory.reserve(bytes).map_err(|e| out_of_memory(&format!("the slab of \"{name}\""), e))?);
+        let slab = self.memory.reserve(bytes, &format!("the slab of \"{}\"", inner.name));
+        self.slab = Some(slab.map_err(|e| inner.plan.with_holders(e))?);
         Ok(())
     }
 
@@ -286,16 +304,17 @@ impl Session {
         let sized = self.fresh(graph)?;
         let total = self.room_for(&sized)?;
         if total > 0 {
-            let arena = self.memory.reserve(total).map_err(|e| out_of_memory("weights and state", e))?;
+            let arena = self.memory.reserve(total, "weights and state")?;
             let (first, mut at) = (self.variables.len(), 0);
             for (info, bytes) in sized {
                 let region = arena.part(at, bytes);
                 at += bytes.next_multiple_of(ALIGN);
-                crate::init::fill(&info, self.params.seed(), &mut self.memory, &region);
+                let seed = self.params.seed();
+                self.memory.edit(&region, |memory, region| crate::init::fill(&info, seed, memory, region))?;
                 self.by_name.insert(info.name.clone(), self.variables.len());
                 self.variables.push(Variable { info, region });
             }
-            self.restart_averages(first);
+            self.restart_averages(first)?;
         }
         Ok(graph.variables.iter().map(|v| self.by_name[&v.name]).collect())
     }
@@ -329,17 +348,23 @@ impl Session {
         let inner = &*self.planned_for(program, &feed)?;
         let env = self.begin(inner, &feed)?;
         let slab = self.slab()?;
-        let regions = self.stage(inner, &feed, &mut |buffer| inner.place_in(slab, buffer))?;
+        let regions = self.stage(inner, &feed, &env, &mut |buffer| inner.place_in(slab, buffer))?;
         self.run_fed(inner, &env, &regions)?;
-        let buffers: [Option<Buffer>; N] = self.give_donated(inner, &feed, &env, &mut |b| inner.place_in(slab, b))?;
-        Ok(std::array::from_fn(|i| self.output(inner, i, inner.place_in(slab, inner.outputs[i]), &env, buffers[i].clone())))
+        self.outputs(inner, &feed, &env, slab)
+    }
+
+    /// The outputs of a run, where they lie in the slab.
+    fn outputs<const N: usize>(&mut self, inner: &Compiled, feed: &dyn Feed, env: &Env, slab: Region) -> Result<[Output<'_>; N]> {
+        let place = |b: usize| inner.place_in(slab, b);
+        let buffers: [Option<Buffer>; N] = self.give_donated(inner, feed, env, &mut |b| place(b))?;
+        Ok(std::array::from_fn(|i| self.output(inner, i, place(inner.outputs[i]), env, buffers[i].clone())))
     }
 
     pub(crate) fn output(&self, inner: &Compiled, i: usize, region: Region, env: &Env, buffer: Option<Buffer>) -> Output<'_> {
         let planned = &inner.buffers[inner.outputs[i]];
         let lengths = lengths(&planned.dims, env);
         let bytes = lengths.iter().product::<usize>() * planned.dtype.bytes();
-        Output { memory: &self.memory, region: region.part(0, bytes as u64), dtype: planned.dtype, lengths, buffer }
+        Output { shown: Shown::new(&self.memory, region.part(0, bytes as u64)), dtype: planned.dtype, lengths, buffer }
     }
 
     pub(crate) fn owns(&self, inner: &Compiled) -> Result<()> {
@@ -384,16 +409,9 @@ impl Session {
         });
         result?;
         let env = inner.sizes(feed)?;
-        self.publish(&env);
+        self.memory.begin_inputs()?;
+        self.memory.publish(&self.sizes, &env)?;
         Ok(env)
-    }
-
-    /// Tells kernels the sizes of a run.
-    fn publish(&mut self, env: &Env) {
-        let sizes = self.memory.elements_mut::<i32>(&self.sizes);
-        for (slot, &size) in sizes.iter_mut().zip(&env.0) {
-            *slot = i32::try_from(size).unwrap_or(i32::MAX);
-        }
     }
 
     /// Copies host inputs to where `place` says and returns where resident ones are.
@@ -401,6 +419,7 @@ impl Session {
         &mut self,
         inner: &Compiled,
         feed: &dyn Feed,
+        env: &Env,
         place: &mut dyn FnMut(usize) -> Region,
     ) -> Result<SmallVec<[Option<Region>; 8]>> {
         let mut regions: SmallVec<[Option<Region>; 8]> = SmallVec::new();
@@ -413,11 +432,20 @@ impl Session {
             regions.push(match source {
                 Source::Host { dtype, elements, copy, .. } => {
                     let region = place(buffer).part(0, (elements * dtype.bytes()) as u64);
-                    copy(self.memory.bytes_mut(&region));
-                    if inner.inputs[at].dtype == DType::Bool {
-                        for byte in self.memory.bytes_mut(&region) {
-                            *byte = u8::from(*byte != 0);
+                    let is_bool = inner.inputs[at].dtype == DType::Bool;
+                    let mut faulty = Ok(());
+                    let staged = self.memory.input(&region, &mut |bytes| {
+                        copy(bytes);
+                        if is_bool {
+                            bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
                         }
+                        if let Some(loaded) = &inner.loaded {
+                            faulty = loaded.look_at_input(at, dtype, bytes, env);
+                        }
+                    });
+                    let staged = staged.and(std::mem::replace(&mut faulty, Ok(())));
+                    if let (Err(e), true) = (staged, result.is_ok()) {
+                        result = Err(e);
                     }
                     None
                 }
@@ -430,7 +458,7 @@ impl Session {
                 },
             });
         });
-        result.map(|()| regions)
+        result.and_then(|()| self.memory.end_inputs()).map(|()| regions)
     }
 
     fn resident(&self, buffer: &Buffer) -> Result<Region> {
@@ -442,37 +470,6 @@ impl Session {
             return Err(Error::Donated { name: buffer.name.to_string() });
         }
         Ok(slot.region)
-    }
-
-    /// Puts an array into memory of its own that stays between runs.
-    pub fn upload<T: Element + crate::feed::ToBytes, S, D>(&mut self, name: &str, array: &ndarray::ArrayBase<S, D, T>) -> Result<Buffer>
-    where
-        S: ndarray::Data<Elem = T>,
-        D: ndarray::Dimension,
-    {
-        let bytes = (array.len() * size_of::<T>()) as u64;
-        let region = self.memory.reserve(bytes).map_err(|e| out_of_memory(name, e))?;
-        for (slot, value) in self.memory.elements_mut::<T>(&region).iter_mut().zip(array) {
-            *slot = *value;
-        }
-        self.slots.push(Slot { region, generation: 0 });
-        let lengths = Lengths::from_slice(array.shape());
-        Ok(Buffer { session: self.id, slot: self.slots.len() - 1, generation: 0, name: name.into(), dtype: T::DTYPE, lengths })
-    }
-
-    /// Gives a buffer's bytes back; every handle of it is dead after that.
-    pub fn free(&mut self, buffer: Buffer) -> Result<()> {
-        let region = self.resident(&buffer)?;
-        self.slots[buffer.slot].generation += 1;
-        self.memory.release(region.arena);
-        Ok(())
-    }
-
-    /// The elements of a buffer, row-major.
-    pub fn download<T: Element>(&self, buffer: &Buffer) -> Result<ndarray::ArrayD<T>> {
-        let region = self.resident(buffer)?;
-        let output = Output { memory: &self.memory, region, dtype: buffer.dtype, lengths: buffer.lengths.clone(), buffer: None };
-        output.array()
     }
 
     /// Donated inputs become the outputs they were declared for: their bytes, a new generation of handle.
@@ -509,47 +506,10 @@ impl Session {
                 });
             }
             let from = place(inner.outputs[to]).part(0, bytes);
-            self.memory.copy(&from, &region.part(0, bytes));
+            self.memory.copy(&from, &region.part(0, bytes))?;
             given[to] = Some(Buffer { generation, lengths, dtype: output.dtype, ..buffer });
         }
         Ok(given)
-    }
-
-    /// The elements of a weight or state, by name.
-    pub fn value(&self, name: &str) -> Result<ndarray::ArrayD<f32>> {
-        let variable = self.find(name)?;
-        let lengths: Vec<usize> = variable.info.dims.iter().map(|d| d.usize_at(&Env::default())).collect();
-        let values: Vec<f32> = match variable.info.dtype {
-            DType::F32 => self.memory.elements::<f32>(&variable.region).to_vec(),
-            DType::F16 => self.memory.elements::<f16>(&variable.region).iter().map(|h| h.to_f32()).collect(),
-            DType::BF16 => self.memory.elements::<bf16>(&variable.region).iter().map(|h| h.to_f32()).collect(),
-            DType::I32 => self.memory.elements::<i32>(&variable.region).iter().map(|&i| i as f32).collect(),
-            DType::U8 | DType::Bool => self.memory.bytes(&variable.region).iter().map(|&b| f32::from(b)).collect(),
-        };
-        ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&lengths), values).map_err(|e| Error::Internal(e.to_string()))
-    }
-
-    /// Changes a weight or state between runs; nothing is compiled anew. The array has the variable's shape.
-    pub fn set_value<S, D>(&mut self, name: &str, array: &ndarray::ArrayBase<S, D, f32>) -> Result<()>
-    where
-        S: ndarray::Data<Elem = f32>,
-        D: ndarray::Dimension,
-    {
-        let variable = self.find(name)?;
-        let (region, dtype) = (variable.region, variable.info.dtype);
-        let expected: Vec<usize> = variable.info.dims.iter().map(|d| d.usize_at(&Env::default())).collect();
-        if array.shape() != expected {
-            return Err(Error::Value(format!("\"{name}\" is {expected:?}, the array is {:?}", array.shape())));
-        }
-        match dtype {
-            DType::F32 => self.memory.elements_mut::<f32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v),
-            DType::F16 => self.memory.elements_mut::<f16>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = f16::from_f32(*v)),
-            DType::BF16 => self.memory.elements_mut::<bf16>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = bf16::from_f32(*v)),
-            DType::I32 => self.memory.elements_mut::<i32>(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as i32),
-            DType::U8 => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as u8),
-            DType::Bool => self.memory.bytes_mut(&region).iter_mut().zip(array).for_each(|(s, v)| *s = u8::from(*v != 0.0)),
-        }
-        Ok(())
     }
 
     /// Names of all weights and state, in the order they were declared.
@@ -571,11 +531,6 @@ impl Session {
             ))
         })
     }
-}
-
-/// The error for memory the host refused.
-pub(crate) fn out_of_memory(what: &str, e: OutOfMemory) -> Error {
-    Error::OutOfMemory { what: what.into(), bytes: Bytes(e.bytes) }
 }
 
 /// A size that is fixed, as a variable's are.

@@ -212,7 +212,7 @@ impl Session {
         }
         possible(&shaped.graph, &lengths)?;
         let compiled = shaped.plan(self, &program.inner.name, &lengths)?;
-        self.grow_slab(compiled.slab_bytes, &compiled.name)?;
+        self.grow_slab(&compiled)?;
         Ok(compiled)
     }
 }

@@ -46,7 +46,8 @@ def snapshot(folder, in_use, reserved, blocks):
     held, requested, time = {}, set(), 0
     for event in data["device_traces"][0]:
         assert event["time_us"] >= time
-        time, action, address = event["time_us"], event["action"], event["addr"]
+        time, action = event["time_us"], event["action"]
+        address = event["device_free" if action == "oom" else "addr"]
         assert all(set(frame) == {"name", "filename", "line"} for frame in event["frames"])
         if action == "alloc":
             assert address not in held, "an address is handed out once"

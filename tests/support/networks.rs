@@ -1,9 +1,17 @@
 //! Small networks to train, and what training leaves behind.
 
 use ndarray::{Array1, Array2};
+use slabwise::CompileOptions;
 use slabwise::nn::Linear;
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
+
+/// A tenth of the searching that there is otherwise.
+pub fn quick() -> CompileOptions {
+    let mut options = CompileOptions::default();
+    options.planner.effort /= 10;
+    options
+}
 
 /// What training a network leaves behind.
 pub struct Trained {
@@ -16,7 +24,7 @@ pub struct Trained {
 pub const WIDTH: usize = 64;
 
 /// What stands behind a layer: tanh, or as a number draws it an activation, a residual, dropout.
-fn behind<'t>(seed: Option<usize>, layer: usize, before: Tensor<'t>, x: Tensor<'t>) -> Tensor<'t> {
+pub fn behind<'t>(seed: Option<usize>, layer: usize, before: Tensor<'t>, x: Tensor<'t>) -> Tensor<'t> {
     match seed.map(|seed| (seed * 31 + layer * layer * 7) % 5) {
         None | Some(0) => x.tanh(),
         Some(1) => x.relu() + before,
@@ -50,7 +58,7 @@ pub fn learn(
     [batch, steps]: [usize; 2],
     model: impl for<'t> Fn(&'t Trace, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
 ) -> Result<Trained> {
-    let mut session = open(Session::new(Device::Cpu, params)?.with_threads(2));
+    let mut session = open(Session::new(Device::Cpu, params)?.with_threads(2).with_options(quick()));
     let trace = Trace::training();
     let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
     let loss = model(&trace, x, labels);

@@ -23,18 +23,23 @@ pub struct Reader {
     pub read: fn(&[u8]) -> Result<(), String>,
     /// Bytes of memory for a byte of the file, at most.
     pub bytes_per_byte: u64,
+    /// And for any file at all.
+    pub fixed_bytes: u64,
 }
 
-/// All of them.
+const MIB: u64 = 1 << 20;
+
+/// All of them. What an IDX file's header declares is reserved up to 64 MiB before any of it is there; gzip packs a thousand
+/// to one.
 pub const READERS: &[Reader] = &[
-    Reader { name: "trace", read: trace, bytes_per_byte: 256 },
-    Reader { name: "plan", read: plan, bytes_per_byte: 128 },
-    Reader { name: "csv", read: csv, bytes_per_byte: 512 },
-    Reader { name: "graph", read: graph, bytes_per_byte: 512 },
-    Reader { name: "idx", read: idx, bytes_per_byte: 1100 },
-    Reader { name: "cifar", read: cifar, bytes_per_byte: 8 },
-    Reader { name: "weights", read: weights, bytes_per_byte: 256 },
-    Reader { name: "checkpoint", read: checkpoint, bytes_per_byte: 256 },
+    Reader { name: "trace", read: trace, bytes_per_byte: 256, fixed_bytes: 4 * MIB },
+    Reader { name: "plan", read: plan, bytes_per_byte: 128, fixed_bytes: 4 * MIB },
+    Reader { name: "csv", read: csv, bytes_per_byte: 512, fixed_bytes: 4 * MIB },
+    Reader { name: "graph", read: graph, bytes_per_byte: 512, fixed_bytes: 4 * MIB },
+    Reader { name: "idx", read: idx, bytes_per_byte: 1100, fixed_bytes: 66 * MIB },
+    Reader { name: "cifar", read: cifar, bytes_per_byte: 8, fixed_bytes: 4 * MIB },
+    Reader { name: "weights", read: weights, bytes_per_byte: 256, fixed_bytes: 4 * MIB },
+    Reader { name: "checkpoint", read: checkpoint, bytes_per_byte: 256, fixed_bytes: 4 * MIB },
 ];
 
 /// A log of RMM, a snapshot of PyTorch (pickle or JSON), or lifetimes.
@@ -131,6 +136,7 @@ pub fn small_session() -> Session {
 }
 
 /// Reads bytes by the reader of a name.
+#[allow(dead_code, reason = "fuzz targets call readers by name")]
 pub fn read(name: &str, bytes: &[u8]) -> Result<(), String> {
     let reader = READERS.iter().find(|r| r.name == name).expect("a reader of this name");
     (reader.read)(bytes)

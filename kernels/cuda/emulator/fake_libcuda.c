@@ -133,10 +133,13 @@ typedef struct Kernel {
 typedef struct { Kernel* kernels; char* names; size_t names_bytes; } Module;
 typedef struct Op Op;
 typedef struct { Op *first, *last; } List;
-typedef struct { int recorded, queued; double seconds; } Event;
-typedef struct { List* captured; } Stream;
+typedef struct Stream Stream;
+/* How often it was recorded as far as that was asked for, and as far as that is done. */
+typedef struct { long asked, done; Stream* stream; double seconds; } Event;
+/* What was asked of it and is not done yet. */
+struct Stream { List* captured; List queue; Stream* next; };
 struct Op {
-    enum { COPY, FILL, LAUNCH, REPLAY, RECORD } kind;
+    enum { COPY, FILL, LAUNCH, REPLAY, RECORD, WAIT } kind;
     int to_device, from_device, byte;
     Address to, from;
     size_t bytes;
@@ -145,10 +148,13 @@ struct Op {
     struct SlabwiseLaunch launch;
     List* graph;
     Event* event;
+    long turn;
     Op* next;
 };
-/* What was asked for and not done yet, of all streams in the order in which it was asked for. */
-static List queue;
+/* The first is the default one. A stream's work is done when it is waited for, and what it waits for just before: as late as
+ * can be, and in no order with other streams but where that was asked for. */
+static Stream first_stream, *streams = &first_stream;
+static Stream* of(void* stream) { return stream ? stream : &first_stream; }
 
 static void push(List* list, Op op) {
     Op* copy = malloc(sizeof op);
@@ -191,27 +197,38 @@ static Result perform(const Op* op) {
         }
         return OK;
     case RECORD:
-        op->event->recorded = 1;
-        op->event->queued = 0;
+        op->event->done = op->turn;
         op->event->seconds = now();
         return OK;
+    case WAIT: break;
     }
     return INVALID_VALUE;
 }
-/* Does what was asked for, up to the recording of an event if there is one. What goes wrong stays wrong. */
-static Result drain(const Event* until) {
-    while (queue.first && !sticky && !(until && !until->queued)) {
-        Op* op = queue.first;
-        queue.first = op->next;
-        if (!queue.first) queue.last = NULL;
-        sticky = perform(op);
+static Op* pop(List* list) {
+    Op* op = list->first;
+    list->first = op->next;
+    if (!list->first) list->last = NULL;
+    return op;
+}
+/* Does a stream's work, up to a turn of an event if there is one. What goes wrong stays wrong. */
+static Result drain_stream(Stream* stream, const Event* until, long turn) {
+    while (stream->queue.first && !sticky && !(until && until->done >= turn)) {
+        Op* op = pop(&stream->queue);
+        if (op->kind == WAIT) {
+            if (op->event->done < op->turn) drain_stream(op->event->stream, op->event, op->turn);
+        } else
+            sticky = perform(op);
         free(op->words);
         free(op);
     }
     return sticky;
 }
+static Result drain(void) {
+    for (Stream* s = streams; s; s = s->next) drain_stream(s, NULL, 0);
+    return sticky;
+}
 static Result submit(void* stream, Op op) {
-    push(stream && ((Stream*)stream)->captured ? ((Stream*)stream)->captured : &queue, op);
+    push(of(stream)->captured ? of(stream)->captured : &of(stream)->queue, op);
     return OK;
 }
 
@@ -247,10 +264,10 @@ Result cuDevicePrimaryCtxRelease_v2(int device) {
     pthread_mutex_lock(&lock);
     /* Nobody's context any more: what was wrong with it is forgotten. */
     if (--retained == 0) {
-        drain(NULL);
+        drain();
         sticky = OK;
-        while (queue.first) { Op* op = queue.first; queue.first = op->next; free(op->words); free(op); }
-        queue.last = NULL;
+        for (Stream* s = streams; s; s = s->next)
+            while (s->queue.first) { Op* op = pop(&s->queue); free(op->words); free(op); }
     }
     LEAVE(OK);
 }
@@ -283,7 +300,7 @@ Result cuMemAlloc_v2(Address* to, size_t bytes) {
 }
 Result cuMemFree_v2(Address at) {
     CALL
-    if ((result = drain(NULL))) LEAVE(result);
+    if ((result = drain())) LEAVE(result);
     size_t bytes = remove_block(at);
     if (!bytes) LEAVE(INVALID_VALUE);
     live_bytes -= (long long)bytes;
@@ -298,7 +315,7 @@ Result cuMemHostAlloc(void** to, size_t bytes, unsigned flags) {
     ++live_pinned;
     LEAVE(OK);
 }
-Result cuMemFreeHost(void* at) { CALL drain(NULL); --live_pinned; free(at); LEAVE(OK); }
+Result cuMemFreeHost(void* at) { CALL drain(); --live_pinned; free(at); LEAVE(OK); }
 
 /* Addresses and memory apart. Memory is a file without a name, so that it can be behind several addresses in turn. */
 typedef struct { int file; size_t bytes; } Physical;
@@ -346,24 +363,55 @@ Result cuMemMap(Address at, size_t bytes, size_t offset, unsigned long long hand
 Result cuMemSetAccess(Address at, size_t bytes, const void* access, size_t count) { (void)at; (void)bytes; (void)access; (void)count; CALL LEAVE(OK); }
 Result cuMemUnmap(Address at, size_t bytes) {
     CALL
-    if ((result = drain(NULL))) LEAVE(result);
+    if ((result = drain())) LEAVE(result);
     if (remove_block(at) != bytes) LEAVE(INVALID_VALUE);
     void* got = mmap((void*)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     LEAVE(got == MAP_FAILED ? INVALID_VALUE : OK);
 }
 
-Result cuStreamCreate(void** to, unsigned flags) { (void)flags; CALL ++allocations; *to = calloc(1, sizeof(Stream)); LEAVE(OK); }
-Result cuStreamDestroy_v2(void* stream) { CALL drain(NULL); free(stream); LEAVE(OK); }
-Result cuStreamSynchronize(void* stream) { CALL if (stream && ((Stream*)stream)->captured) LEAVE(CAPTURE_UNSUPPORTED); LEAVE(drain(NULL)); }
-Result cuStreamWaitEvent(void* stream, void* event, unsigned flags) { (void)stream; (void)event; (void)flags; CALL LEAVE(OK); }
+Result cuStreamCreate(void** to, unsigned flags) {
+    (void)flags;
+    CALL
+    ++allocations;
+    Stream* made = calloc(1, sizeof *made);
+    made->next = streams->next;
+    streams->next = made;
+    *to = made;
+    LEAVE(OK);
+}
+Result cuStreamDestroy_v2(void* stream) {
+    CALL
+    drain();
+    Stream* before = streams;
+    while (before->next && before->next != stream) before = before->next;
+    if (!before->next) LEAVE(INVALID_VALUE);
+    before->next = before->next->next;
+    free(stream);
+    LEAVE(OK);
+}
+Result cuStreamSynchronize(void* stream) { CALL if (of(stream)->captured) LEAVE(CAPTURE_UNSUPPORTED); LEAVE(drain_stream(of(stream), NULL, 0)); }
+Result cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+    (void)flags;
+    CALL
+    LEAVE(submit(stream, (Op){.kind = WAIT, .event = event, .turn = ((Event*)event)->asked}));
+}
 Result cuEventCreate(void** to, unsigned flags) { (void)flags; CALL ++allocations; *to = calloc(1, sizeof(Event)); LEAVE(OK); }
-Result cuEventDestroy_v2(void* event) { CALL drain(NULL); free(event); LEAVE(OK); }
-Result cuEventRecord(void* event, void* stream) { CALL ((Event*)event)->queued = 1; LEAVE(submit(stream, (Op){.kind = RECORD, .event = event})); }
-Result cuEventSynchronize(void* event) { CALL LEAVE(drain(event)); }
-Result cuEventQuery(void* event) { CALL LEAVE(((Event*)event)->queued ? NOT_READY : OK); }
+Result cuEventDestroy_v2(void* event) { CALL drain(); free(event); LEAVE(OK); }
+Result cuEventRecord(void* at, void* stream) {
+    CALL
+    Event* event = at;
+    event->stream = of(stream);
+    LEAVE(submit(stream, (Op){.kind = RECORD, .event = event, .turn = ++event->asked}));
+}
+Result cuEventSynchronize(void* at) {
+    CALL
+    const Event* event = at;
+    LEAVE(event->done < event->asked ? drain_stream(event->stream, event, event->asked) : OK);
+}
+Result cuEventQuery(void* event) { CALL LEAVE(((Event*)event)->done < ((Event*)event)->asked ? NOT_READY : OK); }
 Result cuEventElapsedTime_v2(float* milliseconds, void* from, void* to) {
     CALL
-    if (!((Event*)from)->recorded || !((Event*)to)->recorded) LEAVE(INVALID_VALUE);
+    if (!((Event*)from)->done || !((Event*)to)->done) LEAVE(INVALID_VALUE);
     *milliseconds = (float)(1e3 * (((Event*)to)->seconds - ((Event*)from)->seconds));
     LEAVE(OK);
 }
@@ -413,7 +461,7 @@ Result cuModuleLoadData(void** to, const void* image) {
 }
 Result cuModuleUnload(void* at) {
     CALL
-    drain(NULL);
+    drain();
     Module* module = at;
     while (module->kernels) { Kernel* k = module->kernels; module->kernels = k->next; free(k); }
     free(module->names);
@@ -439,7 +487,7 @@ Result cuModuleGetFunction(void** to, void* at, const char* name) {
         *(void**)&words = dlsym(loaded, "slabwise_words");
     }
     if (!kernel->emulate || !words || !(kernel->words = words(name)) || strlen(name) >= sizeof kernel->name) {
-        snprintf(trouble, sizeof trouble, "%s is not emulated: there is no object in %s", name, path);
+        snprintf(trouble, sizeof trouble, "%.200s is not emulated: there is no object in %.700s", name, path);
         free(kernel);
         LEAVE(NOT_FOUND);
     }
@@ -497,5 +545,5 @@ static void destroy(List* list) {
     free(list);
 }
 Result cuGraphDestroy(void* graph) { CALL destroy(graph); LEAVE(OK); }
-Result cuGraphExecDestroy(void* graph) { CALL drain(NULL); destroy(graph); LEAVE(OK); }
+Result cuGraphExecDestroy(void* graph) { CALL drain(); destroy(graph); LEAVE(OK); }
 Result cuGraphLaunch(void* graph, void* stream) { CALL ++replays; LEAVE(submit(stream, (Op){.kind = REPLAY, .graph = graph})); }

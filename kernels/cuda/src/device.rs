@@ -63,10 +63,13 @@ const NO_FAULT: u64 = u64::MAX;
 
 /// A CUDA device, opened for one session.
 ///
-/// All work goes to one stream, in the order in which it is asked for, and is not waited for but where a method says so.
+/// All work goes to one stream, in the order in which it is asked for, and is not waited for but where a method says so. Inputs
+/// of a run that are large travel on a second stream while the run before is at work, to memory of their own.
 #[derive(Debug)]
 pub struct Device {
     pub(crate) stream: Stream,
+    transfers: Stream,
+    landing: Landing,
     arenas: Vec<Option<(u64, u64)>>,
     staging: [Staging; 2],
     turn: usize,
@@ -85,6 +88,36 @@ struct Staging {
     copied: Event,
 }
 
+/// Whether a device can be used: there are a driver, the device, a compiler, and the driver takes the compiler's code.
+///
+/// # Errors
+/// What is missing.
+pub fn usable(ordinal: u32) -> Result<()> {
+    const OLDEST: u32 = 12;
+    let found = driver::start()?;
+    driver::properties(ordinal)?;
+    let compiler = nvrtc::version().map_err(|e| match e {
+        nvrtc::Error::Missing(missing) => DriverError::Missing(missing),
+        other => DriverError::Failed { call: "nvrtcVersion", code: other.to_string() },
+    })?;
+    let needed = compiler.0.max(OLDEST);
+    if found.0 < needed { Err(DriverError::TooOld { found, needed }) } else { Ok(()) }
+}
+
+/// Where large inputs of the next run wait on the device until its turn has come.
+#[derive(Debug)]
+struct Landing {
+    base: u64,
+    bytes: usize,
+    /// What has been sent there for the run that is being staged: to where, from where, how much.
+    sent: Vec<(u64, u64, usize)>,
+    arrived: Event,
+    taken: Event,
+}
+
+/// Inputs of fewer bytes are copied when their run has its turn: that takes less than waiting for another stream does.
+const LANDING_LEAST: usize = 1 << 20;
+
 impl Device {
     /// Opens a device. Its memory is reserved at the first use; limits of a device that the process has in use already are
     /// those that it was first used with.
@@ -92,22 +125,15 @@ impl Device {
     /// # Errors
     /// If there is no driver, no such device, no compiler, or the driver is older than what the compiler's code needs.
     pub fn open(ordinal: u32, limits: Limits) -> Result<Device> {
-        const OLDEST: u32 = 12;
-        let found = driver::start()?;
+        usable(ordinal)?;
         let shared = Shared::of(ordinal)?;
-        let compiler = nvrtc::version().map_err(|e| match e {
-            nvrtc::Error::Missing(missing) => DriverError::Missing(missing),
-            other => DriverError::Failed { call: "nvrtcVersion", code: other.to_string() },
-        })?;
-        let needed = compiler.0.max(OLDEST);
-        if found.0 < needed {
-            return Err(DriverError::TooOld { found, needed });
-        }
-        let staging = || Ok::<_, DriverError>(Staging { memory: Pinned::new(0)?, used: 0, copied: Event::new(false)? });
+        let staging = || Ok::<_, DriverError>(Staging { memory: Pinned::new(0)?, used: 0, copied: Event::new()? });
         let seen = Pinned::new(size_of::<u64>())?;
         seen.set_word(NO_FAULT);
         Ok(Device {
             stream: Stream::new()?,
+            transfers: Stream::new()?,
+            landing: Landing { base: 0, bytes: 0, sent: Vec::new(), arrived: Event::new()?, taken: Event::new()? },
             arenas: Vec::new(),
             staging: [staging()?, staging()?],
             turn: 0,
@@ -117,6 +143,11 @@ impl Device {
             limits,
             shared,
         })
+    }
+
+    /// Other limits of the device's memory; those in force stay while any of it is reserved.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// What the device is.
@@ -266,6 +297,21 @@ impl Device {
     /// Makes room for this many bytes of inputs of a run, so that staging them allocates nothing.
     pub fn prepare_staging(&mut self, bytes: usize) -> Result<()> {
         self.ready()?;
+        if bytes >= LANDING_LEAST && bytes > self.landing.bytes {
+            self.synchronize()?;
+            let old = std::mem::take(&mut self.landing.base);
+            self.landing.bytes = 0;
+            if let Some(space) = &mut *self.shared.space() {
+                space.give(&self.shared.context, old);
+            }
+            // Without room there, inputs are copied when their run has its turn.
+            match self.take(bytes as u64) {
+                Ok(base) => (self.landing.base, self.landing.bytes) = (base, bytes),
+                Err(DriverError::OutOfMemory { .. }) => log::debug!("no room for {bytes} bytes of inputs beside those of the run at work"),
+                Err(e) => return self.noting(Err(e)),
+            }
+            self.landing.sent.reserve(32);
+        }
         for at in 0..self.staging.len() {
             if self.staging[at].memory.len() < bytes {
                 self.synchronize()?;
@@ -283,7 +329,8 @@ impl Device {
         self.turn = 1 - self.turn;
         let staging = &mut self.staging[self.turn];
         staging.used = 0;
-        let waited = staging.copied.synchronize();
+        self.landing.sent.clear();
+        let waited = staging.copied.synchronize().and_then(|()| self.transfers.wait(&self.landing.taken));
         self.noting(waited)
     }
 
@@ -304,15 +351,40 @@ impl Device {
         }
         staging.used = from + bytes;
         write(&mut staging.memory.bytes_mut()[from..from + bytes]);
-        // SAFETY: the region is memory of the device, as `address` checked; this part of the staging memory is written again
-        // only after its event.
-        let copied = unsafe { self.stream.upload(address, staging.memory.as_ptr().add(from), bytes) };
+        let (stream, to) = if from + bytes <= self.landing.bytes {
+            let waits = self.landing.base + from as u64;
+            self.landing.sent.push((address, waits, bytes));
+            (&self.transfers, waits)
+        } else {
+            (&self.stream, address)
+        };
+        // SAFETY: both the region, as `address` checked, and what it waits in are memory of the device; this part of the staging
+        // memory is written again only after its event.
+        let copied = unsafe { stream.upload(to, staging.memory.as_ptr().add(from), bytes) };
         self.noting(copied)
     }
 
     /// Ends what [`Device::begin_staging`] began.
     pub fn end_staging(&mut self) -> Result<()> {
-        self.noting(self.staging[self.turn].copied.record(&self.stream))
+        let done = self.arrive();
+        self.noting(done)
+    }
+
+    /// Lets the run's stream take what was sent ahead.
+    fn arrive(&self) -> Result<()> {
+        let Landing { sent, arrived, taken, .. } = &self.landing;
+        if sent.is_empty() {
+            return self.staging[self.turn].copied.record(&self.stream);
+        }
+        arrived.record(&self.transfers)?;
+        self.stream.wait(arrived)?;
+        for &(to, from, bytes) in sent {
+            // SAFETY: both are memory of the device, as `stage` made sure of, and share none of it.
+            unsafe { self.stream.copy(to, from, bytes)? };
+        }
+        taken.record(&self.stream)?;
+        // Reached after all copies from this staging memory, on whichever stream they were.
+        self.staging[self.turn].copied.record(&self.stream)
     }
 
     /// The address of the record of faults, which is made at the first need of it.
@@ -355,12 +427,13 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         // If the device is lost nothing of it is in use.
-        let _ = self.shared.context.bind().and_then(|()| self.stream.synchronize());
+        let _ = self.shared.context.bind().and_then(|()| self.transfers.synchronize()).and_then(|()| self.stream.synchronize());
         if let Some(space) = &mut *self.shared.space() {
             for (base, _) in self.arenas.drain(..).flatten() {
                 space.give(&self.shared.context, base);
             }
             space.give(&self.shared.context, self.fault);
+            space.give(&self.shared.context, self.landing.base);
         }
     }
 }

@@ -4,12 +4,16 @@
 //! Calls go through cudarc's bindings. Its safe layer is not used: it tracks events for every allocation, which captured
 //! graphs must not see, and has no address ranges.
 
+mod range;
+
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{self, CUresult};
+
+pub(crate) use range::{AddressRange, Physical, page_bytes};
 
 use crate::libraries::{Library, Missing};
 use crate::lower::Target;
@@ -244,99 +248,6 @@ impl Drop for Context {
     }
 }
 
-/// Addresses, and memory behind some of them.
-#[derive(Debug)]
-pub(crate) struct AddressRange {
-    pub base: u64,
-    pub bytes: u64,
-}
-
-/// Memory that can be put behind addresses.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Physical(sys::CUmemGenericAllocationHandle);
-
-fn placement(context: &Context) -> sys::CUmemAllocationProp {
-    // SAFETY: plain data, for which zeros are values: no handle types, no flags.
-    let mut wanted: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
-    wanted.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    wanted.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    wanted.location.id = context.device();
-    wanted
-}
-
-/// What memory behind addresses comes in pieces of, bytes.
-pub(crate) fn page_bytes(context: &Context) -> Result<u64> {
-    let mut bytes = 0;
-    let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-    context.bind()?;
-    // SAFETY: both pointers are valid for the call.
-    let got = unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &placement(context), option) };
-    check("cuMemGetAllocationGranularity", got)?;
-    Ok(bytes as u64)
-}
-
-impl AddressRange {
-    pub fn reserve(context: &Context, bytes: u64) -> Result<AddressRange> {
-        context.bind()?;
-        let mut base = 0;
-        // SAFETY: the pointer is valid for writing.
-        let got = unsafe { sys::cuMemAddressReserve(&mut base, bytes as usize, 0, 0, 0) };
-        check("cuMemAddressReserve", got).map_err(of_bytes(bytes))?;
-        Ok(AddressRange { base, bytes })
-    }
-
-    /// Takes new memory and puts it behind the addresses from `offset` on.
-    pub fn map_new(&self, context: &Context, offset: u64, bytes: u64) -> Result<Physical> {
-        context.bind()?;
-        let mut handle = 0;
-        // SAFETY: both pointers are valid for the call.
-        let got = unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &placement(context), 0) };
-        check("cuMemCreate", got).map_err(of_bytes(bytes))?;
-        let memory = Physical(handle);
-        match self.map(context, offset, bytes, &memory) {
-            Ok(()) => Ok(memory),
-            Err(e) => {
-                memory.release(context);
-                Err(e)
-            }
-        }
-    }
-
-    /// Puts memory behind the addresses from `offset` on, which have none.
-    pub fn map(&self, context: &Context, offset: u64, bytes: u64, memory: &Physical) -> Result<()> {
-        context.bind()?;
-        assert!(offset + bytes <= self.bytes, "{bytes} bytes at {offset} of a range of {}", self.bytes);
-        // SAFETY: the addresses belong to this range and have no memory, or the driver refuses.
-        check("cuMemMap", unsafe { sys::cuMemMap(self.base + offset, bytes as usize, 0, memory.0, 0) })?;
-        let access = sys::CUmemAccessDesc {
-            location: placement(context).location,
-            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: the addresses have just been mapped, and one description is passed.
-        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1) })
-    }
-
-    /// Takes the memory behind addresses away; work that uses it must be done.
-    pub fn unmap(&self, context: &Context, offset: u64, bytes: u64) {
-        // SAFETY: the caller mapped just this. A lost context has unmapped it already.
-        let _ = context.bind().and_then(|()| check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.base + offset, bytes as usize) }));
-    }
-
-    /// Gives the addresses back, which have no memory any more.
-    pub fn free(&self, context: &Context) {
-        // SAFETY: the range was reserved once, and whoever frees it forgets it.
-        let _ = context.bind().and_then(|()| check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(self.base, self.bytes as usize) }));
-    }
-}
-
-impl Physical {
-    /// Gives the memory back once it is behind no address.
-    pub fn release(self, context: &Context) {
-        // SAFETY: it was created once and is released only here, by value.
-        let _ = context.bind().and_then(|()| check("cuMemRelease", unsafe { sys::cuMemRelease(self.0) }));
-    }
-}
-
 /// A queue of work. Its context is current and outlives it.
 #[derive(Debug)]
 pub(crate) struct Stream(sys::CUstream);
@@ -361,6 +272,7 @@ impl Stream {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0) })
     }
 
+    /// Does what comes after only once the event has been reached, as it was recorded last.
     pub fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: both live.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.0, event.0, 0) })
@@ -473,10 +385,9 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event to wait for, or with `timed` to measure by.
-    pub fn new(timed: bool) -> Result<Event> {
-        use sys::CUevent_flags as F;
-        let flags = if timed { F::CU_EVENT_DEFAULT } else { F::CU_EVENT_DISABLE_TIMING };
+    /// An event to wait for.
+    pub fn new() -> Result<Event> {
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let mut raw = null_mut();
         // SAFETY: the pointer is valid for writing.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags as u32) })?;
@@ -492,14 +403,6 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event lives.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0) })
-    }
-
-    /// Seconds from one event to this one; both have been reached.
-    pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
-        let mut milliseconds = 0.0;
-        // SAFETY: the pointer is valid for writing, and both live.
-        check("cuEventElapsedTime", unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.0, self.0) })?;
-        Ok(f64::from(milliseconds) / 1e3)
     }
 }
 

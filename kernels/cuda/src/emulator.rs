@@ -12,6 +12,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::lower::{Dispatch, Function, digest};
@@ -94,7 +95,7 @@ pub fn asan_library() -> Option<PathBuf> {
 }
 
 /// Where compiled objects are kept: beside the executable, in the build's own folder.
-fn folder() -> Result<PathBuf, EmulatorError> {
+pub(crate) fn folder() -> Result<PathBuf, EmulatorError> {
     let executable = env::current_exe().map_err(|e| EmulatorError::Object(e.to_string()))?;
     let built = executable.parent().and_then(Path::parent).unwrap_or(Path::new("."));
     let folder = built.join("slabwise-emulated");
@@ -196,13 +197,16 @@ pub fn compile_object(functions: &[Function], check: Check) -> Result<PathBuf, E
 /// The folder in which a driver without a device looks for emulated functions.
 pub const FOLDER_VARIABLE: &str = "SLABWISE_EMULATED";
 
+/// That folder, for a process that has no such variable.
+pub(crate) static PUBLISHED: OnceLock<PathBuf> = OnceLock::new();
+
 /// Compiles functions and leaves word of them where a driver without a device finds them: in the folder that
 /// [`FOLDER_VARIABLE`] names, a file of each function's name that holds the path of its object. Nothing without the variable.
 ///
 /// # Errors
 /// If the source is not what g++ takes.
 pub fn publish(functions: &[Function]) -> Result<(), EmulatorError> {
-    let Some(folder) = env::var_os(FOLDER_VARIABLE).map(PathBuf::from) else { return Ok(()) };
+    let Some(folder) = PUBLISHED.get().cloned().or_else(|| env::var_os(FOLDER_VARIABLE).map(PathBuf::from)) else { return Ok(()) };
     let unknown = |f: &&Function| !folder.join(&f.name).exists();
     let fresh: Vec<Function> = functions.iter().filter(unknown).cloned().collect();
     if fresh.is_empty() {

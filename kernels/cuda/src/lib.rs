@@ -10,6 +10,8 @@ mod device;
 pub mod driver;
 #[cfg(feature = "emulator")]
 pub mod emulator;
+#[cfg(feature = "emulator")]
+pub mod fake;
 mod gemm;
 pub mod libraries;
 mod lower;
@@ -18,9 +20,9 @@ mod program;
 mod source;
 mod space;
 
-pub use device::{Device, Fault};
+pub use device::{Device, Fault, usable};
 pub use gemm::{Candidate, candidates};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
 pub use program::{Launch, LoadError, Program, workspace_bytes};
-pub use source::{PRELUDE, lower};
+pub use source::{PRELUDE, Together, lower, lower_many};
 pub use space::{Limits, Usage as MemoryUsage};

@@ -108,8 +108,15 @@ impl Library {
     /// # Errors
     /// If it is nowhere, or what the variable names cannot be opened.
     pub fn open(self) -> Result<&'static Found, &'static Missing> {
-        static OPENED: [OnceLock<Result<Found, Missing>>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
         OPENED[self as usize].get_or_init(|| find(self, &Surroundings::of_this_process())).as_ref()
+    }
+
+    /// Takes this file as the library, as if its variable named it; for tests, which cannot set variables. Nothing if the
+    /// library has been looked for before.
+    #[cfg(feature = "emulator")]
+    pub(crate) fn open_as(self, file: &Path) -> Result<&'static Found, &'static Missing> {
+        let named = |name: &str| (name == self.variable()).then(|| file.as_os_str().to_owned());
+        OPENED[self as usize].get_or_init(|| find(self, &Surroundings { variable: &named, python: &Vec::new, roots: &[] })).as_ref()
     }
 }
 
@@ -124,6 +131,9 @@ impl fmt::Display for Found {
         write!(f, "{} ({place})", self.file.display())
     }
 }
+
+/// What was found, by library.
+static OPENED: [OnceLock<Result<Found, Missing>>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
 
 /// What the search looks at besides the file system.
 struct Surroundings<'a> {

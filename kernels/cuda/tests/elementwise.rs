@@ -1,7 +1,7 @@
 //! Loops that reduce nothing, against the CPU's kernels.
 
-#[allow(dead_code)]
 #[path = "../../tests/loops/builder.rs"]
+#[allow(dead_code)] // not every test needs all of it
 mod builder;
 mod common;
 
@@ -28,7 +28,8 @@ fn arguments(dtype: DType, which: usize) -> Vec<u8> {
     let pick = |i: usize, len: usize| (i * [1, 17, 5][which] + which) % len;
     match dtype {
         DType::F32 => (0..n).flat_map(|i| floats()[pick(i, floats().len())].to_le_bytes()).collect(),
-        DType::F16 | DType::BF16 => Choices::new(which as u32).elements(dtype, n),
+        DType::F16 => (0..n).flat_map(|i| half::f16::from_f32(floats()[pick(i, floats().len())]).to_le_bytes()).collect(),
+        DType::BF16 => (0..n).flat_map(|i| half::bf16::from_f32(floats()[pick(i, floats().len())]).to_le_bytes()).collect(),
         DType::I32 => (0..n).flat_map(|i| integers()[pick(i, integers().len())].to_le_bytes()).collect(),
         DType::U8 => (0..n).map(|i| (i * 7 + which) as u8).collect(),
         DType::Bool => (0..n).map(|i| (i >> which & 1) as u8).collect(),
@@ -52,16 +53,7 @@ fn operations() {
             let values: Vec<u16> = types.iter().map(|&t| b.typed(t, &[1])).collect();
             let values: Vec<u16> = values.into_iter().map(|k| b.inst(Inst::Load(k))).collect();
             let y = b.op(op, &values);
-            let out = b.typed(
-                if lane == Lane::F32 {
-                    DType::F32
-                } else if lane == Lane::I32 {
-                    DType::I32
-                } else {
-                    DType::Bool
-                },
-                &[1],
-            );
+            let out = b.typed(lane.stored(), &[1]);
             b.store(y, out);
             let mut case = Case::new(format!("{} of {dtype}", op.name()), b.spec, &mut Choices::new(1));
             for (k, &t) in types.iter().enumerate() {
@@ -72,4 +64,172 @@ fn operations() {
     }
     assert!(cases.len() > ScalarOp::ALL.len());
     check(&cases, 1e-5);
+}
+
+/// Every type from every lane, by stores and by casts.
+#[test]
+fn conversions() {
+    if !available() {
+        return;
+    }
+    let mut cases = Vec::new();
+    for from in DType::ALL {
+        for to in DType::ALL {
+            let mut b = Builder::new(&[420], 0);
+            let x = b.typed(from, &[1]);
+            let x = b.inst(Inst::Load(x));
+            let y = b.inst(Inst::Cast(x, to.lane()));
+            for value in [x, y] {
+                let out = b.typed(to, &[1]);
+                b.store(value, out);
+            }
+            let mut case = Case::new(format!("{from} to {to}"), b.spec, &mut Choices::new(1));
+            case.args[0] = arguments(from, 0);
+            cases.push(case);
+        }
+    }
+    check(&cases, 0.0);
+}
+
+/// A random program over random layouts: broadcasts, permutations, gaps, offsets, several results.
+fn program(choices: &mut Choices, round: usize) -> Case {
+    let rank = 1 + choices.below(4);
+    let mut dims: Vec<i64> = (0..rank).map(|_| 1 + choices.below(6) as i64).collect();
+    dims[rank - 1] = choices.pick(&[1, 7, 16, 40, 64]);
+    if choices.once_in(3) {
+        let axis = choices.below(rank);
+        dims[axis] = choices.pick(&[33, 64, 70]);
+    }
+    let mut b = Builder::new(&dims, 0);
+    let strides = |choices: &mut Choices, repeats: bool, scrambles: bool| {
+        let mut order: Vec<usize> = (0..rank).collect();
+        for i in (1..rank).rev().filter(|_| scrambles) {
+            order.swap(i, choices.below(i + 1));
+        }
+        let mut strides = vec![0; rank];
+        let mut stride = 1;
+        for &axis in order.iter().rev() {
+            if repeats && choices.once_in(3) {
+                continue;
+            }
+            strides[axis] = stride;
+            stride *= dims[axis] + i64::from(choices.once_in(6));
+        }
+        strides
+    };
+    // Half of the programs walk all memory alike, as most kernels do.
+    let scrambles = round % 2 == 1;
+    let mut floats = Vec::new();
+    for _ in 0..1 + choices.below(3) {
+        let dtype = choices.pick(&[DType::F32, DType::F32, DType::F16, DType::BF16]);
+        let repeats = choices.once_in(2);
+        let along = strides(choices, repeats, scrambles);
+        let k = b.typed(dtype, &along);
+        if choices.once_in(4) {
+            b.spec.operands[usize::from(k)].offset = slabwise_kernels::size::Size::fixed(choices.below(9) as i64);
+        }
+        floats.push(b.inst(Inst::Load(k)));
+    }
+    let mut ints = Vec::new();
+    let dtype = choices.pick(&[DType::I32, DType::U8]);
+    let along = strides(choices, false, scrambles);
+    let k = b.typed(dtype, &along);
+    ints.push(b.inst(Inst::Load(k)));
+    let along: Vec<i64> = (0..rank).map(|_| choices.below(50) as i64 - 10).collect();
+    b.spec.indices.push(along.iter().map(|&s| slabwise_kernels::size::Size::fixed(s)).collect());
+    ints.push(b.inst(Inst::Index(0)));
+    if choices.once_in(2) {
+        let state = b.typed(DType::I32, &vec![0; rank]);
+        let index = choices.pick(&ints);
+        floats.push(b.inst(Inst::Uniform { state, stream: choices.bits(), index }));
+    }
+    for _ in 0..1 + choices.below(8) {
+        let op = choices.pick(&[ScalarOp::Add, ScalarOp::Mul, ScalarOp::Sub, ScalarOp::Max, ScalarOp::Min, ScalarOp::Tanh, ScalarOp::Abs]);
+        if op != ScalarOp::Tanh && choices.once_in(3) {
+            let args = [choices.pick(&ints), choices.pick(&ints)];
+            let value = b.op(op, &args[..op.arity()]);
+            ints.push(value);
+        } else {
+            let args = [choices.pick(&floats), choices.pick(&floats)];
+            let value = b.op(op, &args[..op.arity()]);
+            floats.push(value);
+        }
+    }
+    let across = round % 4 == 1;
+    let order = strides(choices, false, across);
+    let (float, int) = (floats[floats.len() - 1], ints[ints.len() - 1]);
+    let out = b.typed(choices.pick(&[DType::F32, DType::F32, DType::BF16]), &order);
+    b.store(float, out);
+    if choices.once_in(2) {
+        let out = b.typed(DType::I32, &order);
+        b.store(int, out);
+    }
+    Case::new(format!("program {round}"), b.spec, choices)
+}
+
+#[test]
+fn random_programs() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(7);
+    let cases: Vec<Case> = (0..80).map(|round| program(&mut choices, round)).collect();
+    check(&cases, 1e-5);
+}
+
+/// What optimizers do: several results over the memory of the arguments, of a length that is no multiple of a vector.
+#[test]
+fn updates_in_place() {
+    if !available() {
+        return;
+    }
+    let mut cases = Vec::new();
+    for n in [1, 6, 64, 1003] {
+        let mut b = Builder::new(&[n], 0);
+        let (weight, gradient, moment) = (b.load(&[1]), b.load(&[1]), b.load(&[1]));
+        let (rate, decay) = (b.number(0.1), b.number(0.9));
+        let kept = b.op(ScalarOp::Mul, &[moment, decay]);
+        let next = b.op(ScalarOp::Add, &[kept, gradient]);
+        let step = b.op(ScalarOp::Mul, &[next, rate]);
+        let new = b.op(ScalarOp::Sub, &[weight, step]);
+        let (to_weight, to_moment) = (b.operand(&[1]), b.operand(&[1]));
+        b.store(new, to_weight);
+        b.store(next, to_moment);
+        let mut case = Case::new(format!("update of {n}"), b.spec, &mut Choices::new(2));
+        case.same = vec![(3, 0), (4, 2)];
+        cases.push(case);
+    }
+    check(&cases, 1e-6);
+}
+
+/// Sizes, strides and offsets that are known at launch.
+#[test]
+fn sizes_known_at_launch() {
+    if !available() {
+        return;
+    }
+    use slabwise_kernels::size::{Env, Size, Symbol};
+    let n = Size::symbol(Symbol(0));
+    let mut cases = Vec::new();
+    for size in [0, 1, 5, 48] {
+        for across in [false, true] {
+            let mut b = Builder::new(&[3, 48, 40], 0);
+            let x = b.load(if across { &[1920, 1, 48] } else { &[1920, 40, 1] });
+            let bias = b.load(&[0, 0, 1]);
+            let y = b.op(ScalarOp::Add, &[x, bias]);
+            let out = b.operand(&[1920, 40, 1]);
+            b.store(y, out);
+            b.spec.dims[1] = n;
+            let plane = n.checked_mul(Size::fixed(40)).expect("a size");
+            b.spec.operands[0].strides[0] = plane;
+            b.spec.operands[usize::from(out)].strides[0] = plane;
+            b.spec.operands[0].offset = n;
+            if across {
+                b.spec.operands[0].strides[2] = n;
+            }
+            let name = format!("{size} of 48, across {across}");
+            cases.push(Case::bounded(name, b.spec, Env([48; 8]), Env([size; 8]), &mut Choices::new(3)));
+        }
+    }
+    check(&cases, 0.0);
 }

@@ -147,6 +147,17 @@ fn rows_in_several_passes() {
         case.same.push((1, 0));
         cases.push(case);
     }
+    // More rows than a turn of all blocks takes, with one reduction, whose place in shared memory is used again.
+    for (rows, n, strides) in [(40, 1500, [1500, 1]), (1400, 40, [1, 1400])] {
+        let mut b = Builder::new(&[rows, n], 1);
+        let x = b.load(&strides);
+        let sum = b.reduce(ReduceOp::Sum, x);
+        let out = b.operand(&[1, 0]);
+        b.store(sum, out);
+        let mut case = Case::new(format!("{rows} sums of {n} in turns"), b.spec, &mut choices);
+        case.target.multiprocessors = 1;
+        cases.push(case);
+    }
     // More than the device keeps on chip.
     let mut case = Case::new("softmax of a row too long to keep", softmax(3, 40_000, false).spec, &mut choices);
     case.target.multiprocessors = 1;

@@ -77,7 +77,7 @@ pub fn plan_with_link(dag: &Dag, once: Plan, budget: u64, link: &Link, options: 
     if again.repeated.is_some() && again.plan.height > budget {
         best = offload(dag, again, best, budget, link, options)?;
     }
-    let Some(search) = DagSearch::new(dag) else { return Ok(best) };
+    let Some(search) = DagSearch::new(dag, options) else { return Ok(best) };
     for level in LEVELS {
         let height = budget as f64 + level * (once.height - budget) as f64;
         let target = search.peak() as f64 * height / once.height as f64;

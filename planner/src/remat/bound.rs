@@ -77,8 +77,8 @@ impl<'n> Bounds<'n> {
         3 * self.net.len() as u32
     }
 
-    /// The cheapest choice for `v` at `price` per byte and `rate` times the costs.
-    fn line(&mut self, v: u32, price: f64, rate: f64) -> Line {
+    /// The cheapest choice for `v` at `price` per byte and `rate` times the costs; none if the time is over.
+    fn line(&mut self, v: u32, price: f64, rate: f64, clock: &Clock) -> Option<Line> {
         let net = self.net;
         let (n, source) = (net.len() as u32, self.source());
         for &e in &self.implied {
@@ -94,9 +94,9 @@ impl<'n> Bounds<'n> {
             self.flow.set(self.later[i as usize], if follows { ENDLESS } else { 0 });
             self.flow.set(self.sooner[i as usize], if i == v { ENDLESS } else { 0 });
         }
-        let value = self.flow.cut(source, source + 1);
+        let value = self.flow.cut(source, source + 1, clock)?;
         if value >= ENDLESS {
-            return Line { cost: 0.0, bytes: 0.0, impossible: true };
+            return Some(Line { cost: 0.0, bytes: 0.0, impossible: true });
         }
         let (mut cost, mut bytes) = (0.0, 0.0);
         for i in 0..n {
@@ -108,17 +108,17 @@ impl<'n> Bounds<'n> {
                 bytes += net.bytes[i as usize] as f64;
             }
         }
-        Line { cost, bytes, impossible: false }
+        Some(Line { cost, bytes, impossible: false })
     }
 
-    /// The least that any schedule needs in the step in which `v` first runs.
-    pub fn least(&mut self, v: u32) -> i64 {
+    /// The least that any schedule needs in the step in which `v` first runs, as far as there is time to tell.
+    pub fn least(&mut self, v: u32, clock: &Clock) -> i64 {
         let total: f64 = self.net.bytes.iter().map(|&b| b as f64).sum();
-        let line = self.line(v, SCALE / total.max(1.0), 0.0);
+        let line = self.line(v, SCALE / total.max(1.0), 0.0, clock).filter(|line| !line.impossible);
         // The cut is found at rounded prices, the bytes of what it keeps are exact; what rounding hides is less than a
         // byte per computation and unit of scale.
         let hidden = (self.net.len() as f64 * total / SCALE).ceil();
-        own(self.net, v) + if line.impossible { 0 } else { (line.bytes - hidden).max(0.0) as i64 }
+        own(self.net, v) + line.map_or(0, |line| (line.bytes - hidden).max(0.0) as i64)
     }
 
     /// What every schedule within `budget` costs beyond running everything once, as far as `v` shows it. None if it seems
@@ -128,12 +128,12 @@ impl<'n> Bounds<'n> {
         if room < 0.0 {
             return None;
         }
-        let mut low = self.line(v, 0.0, self.factor);
+        let Some(mut low) = self.line(v, 0.0, self.factor, clock) else { return Some(0.0) };
         if low.impossible || low.bytes <= room || clock.is_over() {
             return Some(0.0);
         }
         let total: f64 = self.net.bytes.iter().map(|&b| b as f64).sum();
-        let mut high = self.line(v, SCALE / total.max(1.0), self.factor * 1e-6);
+        let Some(mut high) = self.line(v, SCALE / total.max(1.0), self.factor * 1e-6, clock) else { return Some(0.0) };
         if high.bytes > room + 1.0 {
             return None;
         }
@@ -144,7 +144,7 @@ impl<'n> Bounds<'n> {
             }
             let price = (high.cost - low.cost) / (low.bytes - high.bytes);
             let crossing = low.cost + price * (low.bytes - room);
-            let line = self.line(v, price * self.factor, self.factor);
+            let Some(line) = self.line(v, price * self.factor, self.factor, clock) else { break };
             let value = line.cost + price * (line.bytes - room);
             // Each edge's capacity was rounded down by less than one.
             best = best.max(value - 2.0 * self.net.len() as f64 / self.factor);
@@ -205,7 +205,7 @@ pub(super) fn prove(net: &Network, order: &[u32], need: &[i64], budget: i64, clo
             Some(_) => false,
             None if clock.is_over() => false,
             None => {
-                let least = bounds.least(order[p]);
+                let least = bounds.least(order[p], clock);
                 let better = least > proved.floor;
                 proved.floor = proved.floor.max(least);
                 better

@@ -29,6 +29,11 @@ pub(super) struct Clock {
 
 impl Clock {
     pub fn new(limit: Limit) -> Clock {
+        // What is begun is finished, and that takes a moment.
+        let limit = match limit {
+            Limit::Time(time) => Limit::Time(time.saturating_sub((time / 16).min(LAST))),
+            rounds => rounds,
+        };
         Clock { start: Instant::now(), limit, rounds: 0 }
     }
 
@@ -65,6 +70,12 @@ impl Clock {
         matches!(self.limit, Limit::Time(limit) if self.start.elapsed() >= limit)
     }
 
+    /// When so much of the time for searching is over, if time decides.
+    pub fn at(&self, progress: f64) -> Option<Instant> {
+        let Limit::Time(limit) = self.limit else { return None };
+        self.start.checked_add(limit.mul_f64(SEARCH * progress))
+    }
+
     /// Into how many anneals from different starts the first part of the search is split.
     pub fn anneals(&self) -> usize {
         match self.limit {
@@ -73,6 +84,9 @@ impl Clock {
         }
     }
 }
+
+/// What is left of the time for the last step.
+const LAST: Duration = Duration::from_millis(4);
 
 /// The part of the time that is for searching.
 const SEARCH: f64 = 0.9;

@@ -1,5 +1,7 @@
 //! Minimum cuts: maximum flow by Dinic's algorithm (1970), shortest augmenting paths level by level.
 
+use super::clock::Clock;
+
 /// Never cut.
 pub(super) const ENDLESS: i64 = i64::MAX / 8;
 
@@ -39,14 +41,17 @@ impl Flow {
     }
 
     /// The least capacity that separates `source` from `sink`; [`ENDLESS`] or more if nothing can.
-    /// Afterwards [`Flow::is_source_side`] tells the sides.
-    pub fn cut(&mut self, source: u32, sink: u32) -> i64 {
+    /// Afterwards [`Flow::is_source_side`] tells the sides. None if the time was over before that was known.
+    pub fn cut(&mut self, source: u32, sink: u32, clock: &Clock) -> Option<i64> {
         let mut total = 0;
         while total < ENDLESS && self.find_levels(source, sink) {
+            if clock.is_over() {
+                return None;
+            }
             self.next.fill(0);
             total += self.push(source, sink, ENDLESS - total);
         }
-        total
+        Some(total)
     }
 
     /// Whether a node was on the source's side of the last cut.

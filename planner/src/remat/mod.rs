@@ -26,6 +26,7 @@ mod tests;
 use crate::dag::TaskId;
 pub use crate::offload::Transfer;
 use crate::order::{Effort, OrderPolicy, Sizes, best_order, candidates};
+use crate::pack::Limits;
 use crate::remat_graph::RematGraph;
 use clock::Clock;
 pub use clock::Limit;
@@ -87,26 +88,43 @@ pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Rema
     let clock = Clock::new(options.limit);
     let problem = Problem::new(graph, options)?;
     let budget = problem.budget(options.budget);
-    let mut target = budget;
+    let (mut target, mut share) = (budget, 0.25);
     let mut best: Option<(Remat, Placed)> = None;
-    for part in SLAB_PARTS {
-        let remat = problem.solve(options, target, &mut clock.slice(part));
-        let placed = remat.place(graph);
-        let lost = placed.height.saturating_sub(remat.peak);
-        if best.as_ref().is_none_or(|b| b.1.height > placed.height) {
-            best = Some((Remat { budget, ..remat }, placed));
+    for (seed, part) in (options.seed..).zip(SLAB_PARTS) {
+        let remat = problem.solve(&RematOptions { seed, ..*options }, target, &mut clock.slice(part));
+        let limits = match options.limit {
+            Limit::Time(time) => Limits { time: Some(time.mul_f64(PACKING)), effort: u64::MAX, ..Limits::default() },
+            Limit::Rounds(_) => Limits { effort: EFFORT, ..Limits::default() },
+        };
+        let placed = remat.place(graph, &Limits { capacity: Some(budget), ..limits });
+        let (lost, met) = (placed.height.saturating_sub(remat.peak), placed.height <= budget);
+        // Within the budget first, then sooner done, then smaller.
+        let rank = |(remat, placed): &(Remat, Placed)| (placed.height.max(budget), remat.time, placed.height);
+        let found = (Remat { budget, ..remat }, placed);
+        if best.as_ref().is_none_or(|best| rank(&found) < rank(best)) {
+            best = Some(found);
         }
-        let tighter = budget.saturating_sub(lost.max(1)).min(target - target / 512);
-        if best.as_ref().is_some_and(|b| b.1.height <= budget) || tighter < problem.largest_need() {
+        if met {
             break;
         }
-        target = tighter;
+        // Other schedules lose other amounts: the target gives way step by step.
+        let tighter = budget.saturating_sub(((lost as f64 * share) as u64).max(1)).min(target - target / 512);
+        if tighter < problem.largest_need() {
+            break;
+        }
+        (target, share) = (tighter, 2.0 * share);
     }
     Ok(best.expect("there is at least one part"))
 }
 
-/// The parts of the time for searches with ever smaller targets until the slab fits.
-const SLAB_PARTS: [f64; 4] = [0.7, 0.12, 0.1, 0.08];
+/// The parts of the time for searches with ever smaller targets until the slab fits, and that for each packing.
+const SLAB_PARTS: [f64; 5] = [0.5, 0.08, 0.08, 0.08, 0.08];
+const PACKING: f64 = 0.03;
+/// What each packing may spend if time does not decide.
+const EFFORT: u64 = 2_000_000;
+
+/// Graphs of so many computations are put in their best order in a few milliseconds.
+const QUICKLY_ORDERED: usize = 400;
 
 /// A graph as the search sees it.
 struct Problem {
@@ -129,8 +147,8 @@ impl Problem {
         let dag = graph.to_dag(false).dag;
         let mut orders: Vec<Vec<TaskId>> =
             candidates(&dag, OrderPolicy::MinPeak, false, Sizes::Exact).into_iter().map(|(_, order)| order).collect();
-        // A fraction is one of the best order there is; in a hurry, others have to do for bytes.
-        if options.limit.is_ample() || matches!(options.budget, Budget::Fraction(_)) {
+        // A fraction is one of the best order there is; in a hurry, others have to do for the bytes of large graphs.
+        if net.len() <= QUICKLY_ORDERED || options.limit.is_ample() || matches!(options.budget, Budget::Fraction(_)) {
             orders.push(best_order(&dag, false, Effort::Counted, Sizes::Exact).order);
         }
         let ranked = |order: Vec<TaskId>| {

@@ -1,6 +1,8 @@
 //! The problem of the search: what can be computed, numbered without gaps, with neighbours in flat lists.
 
-use crate::dag::{Dag, Task};
+use std::collections::HashSet;
+
+use crate::dag::{BufferId, Dag, Task};
 use crate::relations::Relations;
 use crate::remat_graph::RematGraph;
 
@@ -42,6 +44,8 @@ impl Lists {
 pub(super) struct Computation {
     pub bytes: u64,
     pub workspace: u64,
+    /// Of its bytes, those that it writes over what it alone reads.
+    pub in_place: u64,
     pub cost: u64,
     /// May not run twice.
     pub once: bool,
@@ -57,6 +61,7 @@ pub(super) struct Computation {
 pub(super) struct Network {
     /// By value.
     pub bytes: Vec<i64>,
+    /// What its step needs besides values; less than nothing if these partly lie in one place.
     pub workspace: Vec<i64>,
     pub cost: Vec<u64>,
     pub once: Vec<bool>,
@@ -88,7 +93,7 @@ impl Network {
             let node = &graph.nodes[i as usize];
             let once = !node.recompute || !node.mutates.is_empty();
             let (bytes, workspace, cost) = (node.bytes, node.workspace, node.cost);
-            Computation { bytes, workspace, cost, once, inputs: own(&node.inputs), before: Vec::new() }
+            Computation { bytes, workspace, cost, once, inputs: own(&node.inputs), ..Computation::default() }
         }));
         for (first, then) in graph.mutation_order() {
             if let (Some(first), Some(then)) = (number[first as usize], number[then as usize]) {
@@ -145,6 +150,19 @@ impl Network {
             let readers = users.iter().filter(|user| writers.binary_search(user).is_err());
             computations[last as usize].before.extend(readers.filter(|_| writers.len() > 1 || buffer.live_in));
         }
+        let mut pairs = dag.may_reuse.clone();
+        pairs.sort_unstable_by_key(|pair| (pair.task, std::cmp::Reverse(dag.buffers[pair.to.index()].occupied()), *pair));
+        let mut taken = HashSet::new();
+        for pair in pairs {
+            let alone = relations.users.row(pair.from.index()).iter().all(|&user| user == pair.task.0 || writes(dag, user, pair.from));
+            // What is written over is gone: another run would have to make it again first.
+            let first = relations.writers.row(pair.to.index()).first() == Some(&pair.task.0);
+            let free = !taken.contains(&(pair.task, pair.from)) && !taken.contains(&(pair.task, pair.to));
+            if alone && first && free && !dag.buffers[pair.from.index()].live_in {
+                taken.extend([(pair.task, pair.from), (pair.task, pair.to)]);
+                computations[pair.task.index()].in_place += dag.buffers[pair.to.index()].occupied();
+            }
+        }
         for (t, task) in (0u32..).zip(&dag.tasks) {
             task.after.iter().filter(|a| a.0 != t).for_each(|a| computations[a.index()].before.push(t));
         }
@@ -163,7 +181,7 @@ impl Network {
         let waits = || all().flat_map(|(i, c)| c.before.iter().map(move |&m| (i, m)));
         Network {
             bytes: computations.iter().map(|c| c.bytes).chain(more.iter().map(|m| m.1)).map(|bytes| bytes as i64).collect(),
-            workspace: computations.iter().map(|c| c.workspace as i64).collect(),
+            workspace: computations.iter().map(|c| c.workspace as i64 - c.in_place as i64).collect(),
             cost: computations.iter().map(|c| c.cost).collect(),
             once: computations.iter().map(|c| c.once).collect(),
             inputs: Lists::gather(count, edges()),
@@ -202,4 +220,9 @@ impl Network {
     pub fn sink(&self) -> u32 {
         self.len() as u32 - 1
     }
+}
+
+/// Whether a task writes a buffer.
+fn writes(dag: &Dag, task: u32, buffer: BufferId) -> bool {
+    dag.tasks[task as usize].writes.contains(&buffer)
 }

@@ -6,9 +6,15 @@ use super::search::search;
 use super::tape::Tape;
 use crate::dag::{Buffer, Dag, TaskId};
 use crate::order::{OrderPolicy, Sizes, candidates};
+use crate::plan::Options;
 
-/// The most work of one search: rounds times tasks.
-const WORK: u64 = 400_000;
+/// Rounds of one search for each task, and the most of them; the most rounds times tasks. All of that with the effort that is spent
+/// by default.
+const ROUNDS: u64 = 20;
+const ROUNDS_MAX: u64 = 4_000;
+const WORK: u64 = 4_000_000;
+/// The fewest rounds, whatever the effort.
+const ROUNDS_MIN: u64 = 50;
 
 /// Looks for schedules of a dag with repeats.
 pub(crate) struct DagSearch {
@@ -22,7 +28,7 @@ pub(crate) struct DagSearch {
 
 impl DagSearch {
     /// For a verified dag; nothing if its bytes do not fit the search's arithmetic.
-    pub fn new(dag: &Dag) -> Option<Self> {
+    pub fn new(dag: &Dag, options: &Options) -> Option<Self> {
         let bytes =
             dag.buffers.iter().map(|b| u128::from(b.occupied())).chain(dag.tasks.iter().map(|t| u128::from(t.workspace_occupied())));
         if bytes.sum::<u128>() >= 1 << 62 {
@@ -39,7 +45,10 @@ impl DagSearch {
         orders.dedup();
         orders.truncate(3);
         let base = dag.buffers.iter().filter(|b| b.live_in).map(Buffer::occupied).sum();
-        let rounds = (WORK / dag.tasks.len().max(1) as u64).clamp(50, 400);
+        let tasks = dag.tasks.len().max(1) as u64;
+        let rounds = (ROUNDS * tasks).min(WORK / tasks).min(ROUNDS_MAX);
+        let rounds = rounds.saturating_mul(options.effort) / Options::default().effort;
+        let rounds = rounds.clamp(ROUNDS_MIN, ROUNDS_MAX);
         Some(DagSearch { orders: orders.into_iter().map(|(_, order)| order).collect(), net, base, rounds })
     }
 

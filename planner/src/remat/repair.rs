@@ -4,6 +4,8 @@
 //! computed again just before its next read after, with whatever of its inputs is gone by then. Which one: most bytes × steps
 //! relieved per cost. *Pruning*: a copy is taken out where the one before it can stay.
 
+use std::time::Instant;
+
 use super::tape::{Copy, Tape};
 use crate::generate::Random;
 
@@ -14,6 +16,8 @@ pub(super) struct Repairer {
     pub noise: f64,
     /// How much of what a drop frees beyond what is needed counts, as a fraction of the buffer.
     pub greed: f64,
+    /// When to give up.
+    pub until: Option<Instant>,
     /// By step: how many steps before it need too much.
     over: Vec<u32>,
     /// What has to be computed again for the candidate at hand, inputs first; the best candidate's.
@@ -61,6 +65,7 @@ impl Repairer {
             budget,
             noise: 0.0,
             greed: 0.25,
+            until: None,
             over,
             chain,
             best_chain,
@@ -79,7 +84,7 @@ impl Repairer {
         self.repairs += 1;
         loop {
             let Some(worst) = self.worst(tape) else { return true };
-            if inserted >= inserts_max || tape.cost > cost_max {
+            if inserted >= inserts_max || tape.cost > cost_max || self.until.is_some_and(|until| Instant::now() >= until) {
                 return false;
             }
             let Some(act) = self.choose(tape, random, worst) else { return false };

@@ -113,8 +113,8 @@ impl Remat {
         steps
     }
 
-    /// Places for all the steps in one slab, as low as packing gets it.
-    pub fn place(&self, graph: &RematGraph) -> Placed {
+    /// Places for all the steps in one slab, as low as packing gets it within these limits.
+    pub fn place(&self, graph: &RematGraph, limits: &Limits) -> Placed {
         let steps = self.lay_out(graph);
         let item = |from: u32, until: u32, size: u64| Item { life: Lifetime::new(u64::from(from), u64::from(until)), size, align: 1 };
         let mut items = Vec::new();
@@ -126,7 +126,7 @@ impl Remat {
                 }
             }
         }
-        let packing = Problem::new(items).pack_within(&Limits::default());
+        let packing = Problem::new(items).pack_within(limits);
         let (offsets, height) = packing.map(|p| (p.offsets, p.height)).expect("sums of bytes were checked when the graph was read");
         let mut offsets = offsets.into_iter();
         let mut next = || offsets.next().unwrap_or(0);

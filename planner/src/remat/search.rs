@@ -47,6 +47,8 @@ pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mu
             if starts.is_empty() || clock.progress() < 0.25 {
                 starts.extend(search.start(order, 0.0, descent));
             }
+            // With one that fits, others have only so much time.
+            search.repairer.until = clock.at(0.5).filter(|_| !starts.is_empty());
         }
     }
     let mut tries = 0;
@@ -62,6 +64,7 @@ pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mu
         }
         starts.push(best);
     }
+    search.repairer.until = clock.at(1.0);
     starts.sort_by_key(|s| s.cost);
     let mut best = starts[0].clone();
     let anneals = clock.anneals();

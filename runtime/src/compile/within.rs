@@ -1,13 +1,21 @@
 //! A program within a budget: kernels run again, or taken apart first, or values sent to the host, whichever costs less.
 
-use slabwise_planner::{Bytes, Dag, Link, Plan, Trip, WithLink, plan, plan_with_link, plan_within};
+use std::collections::BTreeSet;
+
+use slabwise_planner::{Bytes, Dag, Link, Plan, Task, Trip, WithLink, plan, plan_with_link, plan_within};
 
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::memory::offload::Offload;
-use crate::passes::{REMADE_MIN, Scheduled, UNITS_PER_SECOND, schedule, unfuse};
+use crate::passes::{Scheduled, UNITS_PER_SECOND, schedule, unfuse};
 use crate::plan::{Again, Sent};
 use crate::session::Session;
+
+/// Kernels that touch more than the room divided by these are taken apart, to see whether that costs less than other ways.
+const PARTS: [u64; 2] = [1, 2];
+
+/// So little more time that taking kernels apart would not pay.
+const LITTLE: f64 = 0.02;
 
 /// A program's kernels in their plan, not yet checked, and what was done to them to keep a budget.
 pub(super) struct Fitted {
@@ -19,19 +27,23 @@ pub(super) struct Fitted {
 /// Fits a scheduled program, whose plan runs everything once, into `room` bytes. If nothing does, it is the smallest found.
 pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: &Session, guard: u64) -> Result<Fitted> {
     let internal = |e: String| Error::Internal(e);
-    let options = &session.options.planner;
+    let (options, target) = (&session.options.planner, &session.target());
     let (once, base) = (all.1.height, cost(&all.0.dag));
-    let apart = unfuse(graph, &all.0.tasks, REMADE_MIN as u64);
+    let touched = touched(&all.0.dag);
     let mut candidates = vec![all];
-    if apart.len() > candidates[0].0.tasks.len() {
-        let scheduled = schedule(graph, apart, &session.config(), guard).map_err(internal)?;
-        let offsets = plan(&scheduled.dag, options).map_err(|e| internal(e.to_string()))?;
-        candidates.push((scheduled, offsets));
+    for parts in PARTS {
+        let chosen: Vec<bool> = touched.iter().map(|&bytes| bytes > room / parts).collect();
+        let apart = unfuse(graph, &candidates[0].0.tasks, &chosen);
+        if candidates.iter().all(|(other, _)| apart.len() > other.tasks.len()) {
+            let scheduled = schedule(graph, apart, target, guard).map_err(internal)?;
+            let offsets = plan(&scheduled.dag, options).map_err(|e| internal(e.to_string()))?;
+            candidates.push((scheduled, offsets));
+        }
     }
     let mut best: Option<Fitted> = None;
     let mut floor = u64::MAX;
     for (scheduled, offsets) in candidates {
-        let found = match session.offload {
+        let found = match session.offload() {
             Some(offload) => plan_with_link(&scheduled.dag, offsets, room, &link(offload), options),
             None => plan_within(&scheduled.dag, offsets, room, options).map(|found| WithLink::without_copies(&scheduled.dag, found)),
         };
@@ -43,6 +55,9 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
         let rank = |f: &Fitted| (f.offsets.height.max(room), f.again.overhead, f.offsets.height);
         if best.as_ref().is_none_or(|best| rank(&fitted) < rank(best)) {
             best = Some(fitted);
+        }
+        if best.as_ref().is_some_and(|best| best.offsets.height <= room && best.again.overhead <= LITTLE) {
+            break;
         }
     }
     let mut best = best.ok_or_else(|| internal("no plan".into()))?;
@@ -84,6 +99,15 @@ impl Sent {
             computing_s: trip.recompute.map(seconds),
         }
     }
+}
+
+/// The bytes that each task needs by itself.
+fn touched(dag: &Dag) -> Vec<u64> {
+    let bytes = |task: &Task| {
+        let buffers: BTreeSet<_> = task.reads.iter().chain(&task.writes).collect();
+        buffers.iter().map(|b| dag.buffers[b.index()].occupied()).sum::<u64>() + task.workspace_occupied()
+    };
+    dag.tasks.iter().map(bytes).collect()
 }
 
 /// The time of all tasks, in the unit of [`slabwise_planner::Task::cost`].

@@ -3,6 +3,7 @@
 //! A roofline (Williams, Waterman, Patterson, 2009): the time of the arithmetic or that of moving operands and results
 //! through memory once, whichever is longer. The unit is the time of one floating-point operation of a matrix product.
 
+use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Body, Inst, Spec};
 
@@ -10,8 +11,12 @@ use slabwise_kernels::spec::{Body, Inst, Spec};
 const PER_BYTE: u64 = 12;
 /// The same in the time of one instruction of a kernel's code, for one element.
 const PER_INSTRUCTION: u64 = 8;
+/// And in that of an exponential, a logarithm or the like.
+const PER_FUNCTION: u64 = 24;
 /// What an operation of a convolution takes.
 const PER_CONVOLVED: u64 = 2;
+/// Products that writing a sum of products takes the time of: short sums cost more for each of theirs.
+const PER_SUM: u64 = 30;
 
 /// How many units a second has, about: with [`PER_BYTE`] of them to a byte, memory moves 10 GB/s.
 pub(crate) const UNITS_PER_SECOND: f64 = 1.2e11;
@@ -23,20 +28,24 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
     let points = count(&spec.dims);
     let per_point = match &spec.body {
         Body::Loop | Body::CheckIndex(_) => 0,
-        Body::Matmul(m) => 2 * at(&m.k),
+        Body::Matmul(m) => 2 * (at(&m.k) + PER_SUM),
         Body::Conv2d(c) => {
             // Every product joins an image, a weight and a result; the space of the kernel is one of them.
             let products = [at(&c.n), at(&c.co), at(&c.ohw[0]), at(&c.ohw[1]), at(&c.ci), c.k[0] as u64, c.k[1] as u64];
-            let all = products.iter().fold(2 * PER_CONVOLVED, |n, &m| n.saturating_mul(m)) / c.groups.max(1) as u64;
-            all / points.max(1)
+            let all = products.iter().fold(1, |n: u64, &m| n.saturating_mul(m)) / c.groups.max(1) as u64;
+            2 * PER_CONVOLVED * (all / points.max(1) + PER_SUM)
         }
         Body::Pool2d(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Pool2dGrad(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Gather(_) | Body::ScatterAdd(_) => PER_INSTRUCTION,
     };
-    let is_work = |inst: &&Inst| matches!(inst, Inst::Op(..) | Inst::Cast(..) | Inst::Reduce(..) | Inst::Uniform { .. });
-    let code = PER_INSTRUCTION * spec.code.iter().filter(is_work).count() as u64;
-    let arithmetic = points.saturating_mul(per_point.saturating_add(code));
+    // What is folded is computed once for all the points that it is folded over.
+    let (folded, kept) = (spec.folded(), count(&spec.dims[..spec.dims.len() - spec.reduced]));
+    let code = spec.code.iter().zip(folded).fold(0u64, |sum, (inst, folded)| {
+        let once = folded && !matches!(inst, Inst::Reduce(..));
+        sum.saturating_add(work(inst).saturating_mul(if once { kept } else { points }))
+    });
+    let arithmetic = points.saturating_mul(per_point).saturating_add(code);
     let moved = spec.arguments().iter().fold(0u64, |sum, (operand, dims, _)| {
         // What is repeated along an axis is moved once.
         let own = dims.iter().zip(&operand.strides).filter(|(_, stride)| stride.at(sizes) != 0);
@@ -45,4 +54,14 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
     });
     // The sum of all kernels' times has to fit as well.
     arithmetic.max(moved.saturating_mul(PER_BYTE)).clamp(1, 1 << 50)
+}
+
+/// The time of an instruction, for one element.
+fn work(inst: &Inst) -> u64 {
+    use ScalarOp::{Cos, Erf, Exp, Exp2, Expm1, Ln, Log1p, Pow, Sigmoid, Sin, Tanh};
+    match inst {
+        Inst::Op(Cos | Erf | Exp | Exp2 | Expm1 | Ln | Log1p | Pow | Sigmoid | Sin | Tanh, _) | Inst::Uniform { .. } => PER_FUNCTION,
+        Inst::Op(..) | Inst::Cast(..) | Inst::Reduce(..) => PER_INSTRUCTION,
+        Inst::Load(_) | Inst::Acc | Inst::Const(_) | Inst::Index(_) => 0,
+    }
 }

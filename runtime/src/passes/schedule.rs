@@ -3,13 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use slabwise_kernels::cpu::{Config, Kernel};
-use slabwise_kernels::spec::Access;
+use slabwise_kernels::spec::{Access, Body};
 use slabwise_planner::{ALIGN, Buffer, BufferCopy, BufferId, Dag, Kind, MayReuse, Offloaded, Repeated, Rerun, TaskId, Work};
 
 use super::cost::cost;
 use super::lower::{Arg, Task};
-use super::rerun::{kept, rerun};
+use super::rerun::{assigned, kept, rerun};
+use crate::backend::{Kernel, Target};
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
@@ -69,9 +69,14 @@ impl Scheduled {
 /// Prepares the kernels and states which buffers they read and write.
 ///
 /// `guard` bytes that no task may touch are kept behind every buffer (0 but for memory checks).
-pub fn schedule(graph: &Graph, tasks: Vec<Task>, config: &Config, guard: u64) -> Result<Scheduled, String> {
+pub fn schedule(graph: &Graph, tasks: Vec<Task>, target: &Target, guard: u64) -> Result<Scheduled, String> {
     let bounds = graph.symbols.bounds();
-    let prepare = |t: &Task| Kernel::new(t.spec.clone(), &bounds, config).map(Arc::new).map_err(|e| format!("{}: {e}", t.name));
+    // Where indices are looked at, what assigns a variable asks first whether one was out of range.
+    let checked = tasks.iter().any(|t| matches!(t.spec.body, Body::CheckIndex(_)));
+    let prepare = |t: &Task| {
+        let guarded = checked && !assigned(t).is_empty();
+        Kernel::new(t.spec.clone(), &bounds, target, guarded).map(Arc::new).map_err(|e| format!("{}: {e}", t.name))
+    };
     let kernels: Vec<Arc<Kernel>> = tasks.iter().map(prepare).collect::<Result<_, _>>()?;
     let mut s = Scheduled::default();
     let mut buffers: HashMap<NodeId, BufferId> = HashMap::new();

@@ -9,18 +9,19 @@ use slabwise_kernels::spec::{Body, Inst, Store};
 use super::lower::{Arg, Task};
 use super::rerun::{assigned, kept, makes};
 use super::stores::{argument, keep_stores};
-use crate::graph::Graph;
+use crate::graph::{Graph, Phase};
 
-/// Tasks that do what these do, in an order in which they can run: each value over at least `smallest` points that a kernel without
-/// anchor makes point by point, beside something else, has a kernel of its own. Every bit stays as it was.
-pub(crate) fn unfuse(graph: &Graph, tasks: &[Task], smallest: u64) -> Vec<Task> {
+/// Tasks that do what these do, in an order in which they can run: each value that one of the `chosen` kernels without anchor makes
+/// again point by point, beside something else, has a kernel of its own. Every bit stays as it was.
+pub(crate) fn unfuse(graph: &Graph, tasks: &[Task], chosen: &[bool]) -> Vec<Task> {
     let mut parted: Vec<Task> = Vec::with_capacity(tasks.len());
     // For each old task the new ones that do its work; for each new one the new ones it waits for besides.
     let (mut names, mut waits) = (Vec::with_capacity(tasks.len()), Vec::new());
     let kept = kept(graph);
-    for task in tasks {
+    for (task, chosen) in tasks.iter().zip(chosen) {
         // Taken apart, steps to one value may be made for another as well.
-        let (apart, rest) = if makes(task, &kept) { (Vec::new(), task.clone()) } else { take_apart(graph, task, smallest) };
+        let whole = !chosen || makes(task, &kept) || task.spec.body != Body::Loop;
+        let (apart, rest) = if whole { (Vec::new(), task.clone()) } else { take_apart(graph, task) };
         let first = parted.len();
         names.push(first..=first + apart.len());
         waits.resize(first + apart.len(), Vec::new());
@@ -38,15 +39,13 @@ pub(crate) fn unfuse(graph: &Graph, tasks: &[Task], smallest: u64) -> Vec<Task> 
 }
 
 /// Values in kernels of their own, and the rest.
-fn take_apart(graph: &Graph, task: &Task, smallest: u64) -> (Vec<Task>, Task) {
+fn take_apart(graph: &Graph, task: &Task) -> (Vec<Task>, Task) {
     let (mut apart, mut rest) = (Vec::new(), task.clone());
-    let bounds = graph.symbols.bounds();
-    let points = task.spec.dims.iter().fold(1u64, |n, d| n.saturating_mul(d.at(&bounds).max(0) as u64));
-    if task.spec.body != Body::Loop || points < smallest {
-        return (apart, rest);
-    }
     for target in task.spec.stores.iter().map(|s| argument(task, s.operand)) {
         let Arg::Buffer(node) = target else { continue };
+        if graph.origin(node).phase != Phase::Again {
+            continue;
+        }
         let writes = |task: &Task, s: &Store| argument(task, s.operand) == target;
         let (own, others): (Vec<Store>, Vec<Store>) = (
             task.spec.stores.iter().copied().filter(|s| writes(task, s)).collect(),

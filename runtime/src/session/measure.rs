@@ -38,6 +38,19 @@ impl Recording {
 }
 
 impl Session {
+    /// Waits until all runs are done that were asked for. On the CPU they always are.
+    ///
+    /// # Errors
+    /// If one of them failed, which a device may tell only now.
+    pub fn synchronize(&self) -> Result<()> {
+        self.memory.settle()
+    }
+
+    /// Bytes that the device's driver has given this process, or on the CPU the session's arenas hold.
+    pub fn device_bytes(&self) -> u64 {
+        self.memory.reserved_bytes()
+    }
+
     /// Runs a program once and writes down which bytes of the slab each of its kernels was really handed, and when; see
     /// [`Plan::html`](crate::Plan::html).
     ///
@@ -65,15 +78,16 @@ impl Session {
     pub fn measure_touched<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<u64> {
         self.planned_for(program, &feed)?;
         let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
-        let kept: Vec<Vec<u8>> = self.variables.iter().map(|v| self.memory.bytes(&v.region).to_vec()).collect();
+        let kept = self.variables.iter().map(|v| self.memory.look(&v.region, |memory, region| memory.bytes(region).to_vec()));
+        let kept: Vec<Vec<u8>> = kept.collect::<Result<_>>()?;
         let mut touched = 0;
         for pattern in [0xA5u8, 0x5A] {
-            self.memory.bytes_mut(&slab).fill(pattern);
+            self.memory.fill(&slab, pattern)?;
             self.run(program, &feed)?;
-            let last = self.memory.bytes(&slab).iter().rposition(|b| *b != pattern);
+            let last = self.memory.look(&slab, |memory, slab| memory.bytes(slab).iter().rposition(|b| *b != pattern))?;
             touched = touched.max(last.map_or(0, |l| l as u64 + 1));
             for (variable, bytes) in self.variables.iter().zip(&kept) {
-                self.memory.bytes_mut(&variable.region).copy_from_slice(bytes);
+                self.memory.edit(&variable.region, |memory, region| memory.bytes_mut(region).copy_from_slice(bytes))?;
             }
         }
         Ok(touched)

@@ -13,8 +13,8 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 
+use super::Session;
 use super::slots::Slots;
-use super::{Session, out_of_memory};
 use crate::buffer::Output;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
@@ -51,7 +51,7 @@ pub(super) struct Ring {
 impl Session {
     /// How many slots inputs have, the one that kernels read included: 1 unless told otherwise. Programs compiled from now on
     /// can take up to `slots - 1` batches [ahead](Session::run_ahead), for which their slab grows by the bytes of their inputs
-    /// as often; those with [free](crate::Dim::free) lengths take none. Results do not depend on it.
+    /// as often; those with [free](crate::Dim::free) lengths take none, nor do those of a CUDA device. Results do not depend on it.
     #[must_use]
     pub fn with_prefetch(mut self, slots: usize) -> Self {
         self.slots_of_inputs = slots.max(1);
@@ -60,7 +60,8 @@ impl Session {
 
     /// The slots of inputs beside the planned ones.
     pub(crate) fn slots_ahead(&self) -> usize {
-        self.slots_of_inputs - 1
+        // Other devices stage inputs by themselves.
+        if self.memory.host().is_some() { self.slots_of_inputs - 1 } else { 0 }
     }
 
     /// Memory for the slots of a program; which ring it is, if its plan has any.
@@ -77,8 +78,8 @@ impl Session {
             return Ok(None);
         }
         let ahead = (bytes / stride) as usize;
-        let region = self.memory.reserve(bytes).map_err(|e| out_of_memory(&format!("slots of the inputs of \"{}\"", inner.name), e))?;
-        self.memory.prepare_copies(ahead + inner.copies.len());
+        let region = self.memory.reserve(bytes, &format!("slots of the inputs of \"{}\"", inner.name))?;
+        self.copying()?.prepare_copies(ahead + inner.copies.len());
         let slots = Slots::new(ahead);
         let ring = Ring { region, stride, parts, slots, used: 0, failed: None };
         self.rings.push(ring);
@@ -175,8 +176,8 @@ impl Session {
         *used = (*used).max(to.offset + to.bytes);
         let parts = Arc::clone(parts);
         let fill = move |bytes: &mut [u8]| write(&batch, &parts, bytes);
-        let ticket = self.memory.start_fill(&to, Box::new(fill));
-        slots.fill(Batch { ticket, env });
+        let ticket = self.copying()?.start_fill(&to, Box::new(fill));
+        self.rings[ring].slots.fill(Batch { ticket, env });
         Ok(())
     }
 
@@ -191,22 +192,22 @@ impl Session {
         let Some(Batch { ticket, env }) = slots.take() else {
             return Err(Error::Internal("a slot holds no batch".into()));
         };
-        self.memory.wait_for(ticket);
+        self.copying()?.wait_for(ticket);
         for part in parts.iter() {
             let Some(buffer) = part.buffer else { continue };
             let (planned, bytes) = (&inner.buffers[buffer], inner.buffers[buffer].bytes_at(&env));
-            self.memory.copy(&from.part(part.offset, bytes), &slab.part(planned.place.offset, bytes));
+            self.memory.copy(&from.part(part.offset, bytes), &slab.part(planned.place.offset, bytes))?;
         }
         Ok(env)
     }
 
     /// Runs a program whose inputs lie in their places.
     fn run_staged<const N: usize>(&mut self, inner: &Compiled, env: &Env) -> Result<[Output<'_>; N]> {
-        self.publish(env);
+        self.memory.publish(&self.sizes, env)?;
         self.run_fed(inner, env, &[])?;
         self.stats.peak_slab_bytes += inner.ring.map_or(0, |ring| self.rings[ring].used);
         let slab = self.slab()?;
-        Ok(std::array::from_fn(|i| self.output(inner, i, inner.place_in(slab, inner.outputs[i]), env, None)))
+        self.outputs(inner, &(), env, slab)
     }
 }
 

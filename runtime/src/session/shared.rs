@@ -42,14 +42,15 @@ impl Session {
     }
 
     /// Makes the averages among the variables from `first` on what their weights are.
-    pub(crate) fn restart_averages(&mut self, first: usize) {
+    pub(crate) fn restart_averages(&mut self, first: usize) -> Result<()> {
         for at in first..self.variables.len() {
             let Some(of) = &self.variables[at].info.average_of else { continue };
             if let Some(&weight) = self.by_name.get(of) {
                 let (from, to) = (self.variables[weight].region, self.variables[at].region);
-                self.memory.copy(&from, &to);
+                self.memory.copy(&from, &to)?;
             }
         }
+        Ok(())
     }
 }
 

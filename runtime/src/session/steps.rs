@@ -19,13 +19,18 @@ impl Session {
     /// Runs a program whose inputs are where they are planned, or where `fed` says of each.
     pub(super) fn run_fed(&mut self, inner: &Compiled, env: &Env, fed: &[Option<Region>]) -> Result<()> {
         let (slab, host) = (self.slab()?, self.host.unwrap_or_default());
+        #[cfg(feature = "cuda")]
+        if self.run_recorded(inner, slab, fed, env)? {
+            self.stats = RunStats { peak_slab_bytes: inner.peak() };
+            return Ok(());
+        }
         let fed = |buffer: usize| inner.inputs.iter().position(|i| i.buffer == Some(buffer)).and_then(|i| *fed.get(i)?);
         let place =
             |buffer: usize| fed(buffer).unwrap_or_else(|| inner.place_in(if inner.buffers[buffer].on_host { host } else { slab }, buffer));
         let done = self.run_kernels(inner, slab, env, &place);
         if done.is_err() {
             // Whoever comes next finds nothing under way.
-            self.memory.wait_for_all();
+            self.wait_for_copies();
         }
         self.stats = RunStats { peak_slab_bytes: done? };
         Ok(())
@@ -36,7 +41,7 @@ impl Session {
         let mut peak = 0;
         self.tickets.clear();
         if inner.guard > 0 {
-            crate::checks::begin(self, inner, slab);
+            crate::checks::begin(self, inner, slab)?;
         }
         for (at, step) in inner.steps.iter().enumerate() {
             let workspace = slab.part(step.workspace.offset, step.workspace.bytes);
@@ -53,10 +58,14 @@ impl Session {
             let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
             match &step.work {
                 Work::Run(kernel) => {
-                    kernel.run(&mut self.memory, &args, &workspace, env, &self.team).map_err(|fault| inner.fault(at, fault))?;
+                    let done = self.memory.run(inner.loaded.as_ref(), (at, kernel), &args, &workspace, env, &self.team)?;
+                    done.map_err(|fault| inner.fault(at, fault))?;
                 }
-                Work::Start(copy) => self.start_copy(inner, *copy, env, place),
-                Work::Finish(copy) => self.finish_copy(*copy),
+                Work::Start(copy) => self.start_copy(inner, *copy, env, place)?,
+                Work::Finish(copy) => self.finish_copy(*copy)?,
+            }
+            if started.is_some() {
+                self.memory.settle()?;
             }
             if let (Some(started), Some(recording)) = (started, &mut self.recording) {
                 recording.note(inner, at, &args, workspace, slab, started);
@@ -68,6 +77,7 @@ impl Session {
                 crate::checks::after(self, inner, slab, at)?;
             }
         }
+        self.memory.end_run(inner.loaded.as_ref())?;
         Ok(peak)
     }
 }

@@ -20,7 +20,7 @@ use crate::source::space::pointers;
 pub fn divisor(d: i64) -> i64 {
     let d = d.max(1) as u64;
     let shift = d.next_power_of_two().trailing_zeros();
-    ((1u64 << (31 + shift)) / d + 1 | u64::from(shift) << 32) as i64
+    (((1u64 << (31 + shift)) / d + 1) | (u64::from(shift) << 32)) as i64
 }
 
 fn number(f: impl Fn(&Env) -> i64 + Send + Sync + 'static) -> Number {
@@ -152,15 +152,18 @@ impl Writer<'_> {
     }
 }
 
+/// The launch of a kernel for the sizes of a run.
+pub type Launch = Box<dyn Fn(&Env) -> Dispatch + Send + Sync>;
+
 /// A kernel of a product, ready to launch.
 pub struct Launchable {
     /// The kernel.
     pub function: Function,
     /// What it is launched with for the sizes of a run; `function` is 0.
-    pub dispatch: Box<dyn Fn(&Env) -> Dispatch + Send + Sync>,
+    pub dispatch: Launch,
 }
 
-/// Words, rows and columns per block of the launch, and what it takes.
+/// Threads of a block, and bytes of its dynamic shared memory.
 struct Shape {
     block: i64,
     shared_bytes: i64,
@@ -215,7 +218,8 @@ pub fn launchables(spec: &Spec, problem: &Problem, plan: &Plan, bounds: &Env, ta
     let mut body = String::new();
     let sides = [("Left", &problem.left), ("Right", &problem.right)];
     for (i, (name, matrix)) in sides.into_iter().enumerate() {
-        body += &writer.matrix(name, matrix, elems[i], &views[i], views[i].vector);
+        let vector = if let Kernel::Columns { each, .. } = kernel { each } else { views[i].vector };
+        body += &writer.matrix(name, matrix, elems[i], &views[i], vector);
     }
     let [high, wide] = kernel.tile();
     body += &format!("const Share<{share}, {high}, {wide}> share(p.w);\n");
@@ -346,4 +350,41 @@ pub fn check_sizes(problem: &Problem, bounds: &Env) -> Result<(), SpecError> {
         return Err(SpecError(format!("a product of rows, columns, contracted elements and products {sizes:?}: at most {most} each")));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{cut, divisor};
+
+    /// What `quotient` in `sides.cuh` computes.
+    fn quotient(n: u32, word: i64) -> u32 {
+        let word = word as u64;
+        ((u64::from(n * 2) * (word & 0xffff_ffff)) >> 32 >> (word >> 32)) as u32
+    }
+
+    #[test]
+    fn quotients_are_exact() {
+        let most = i32::MAX as u32;
+        let divisors = (1..70).chain([127, 128, 129, 1000, 3136, 65535, 65536, 65537, 1 << 30, (1 << 30) + 1, most - 1, most]);
+        for d in divisors {
+            let word = divisor(i64::from(d));
+            let near = (1..4).flat_map(|k| [d.saturating_mul(k), most / d * d]).flat_map(|n| [n.saturating_sub(1), n, n.saturating_add(1)]);
+            for n in near.chain([0, 1, 2, most / 2, most - 1, most]).filter(|&n| n <= most) {
+                assert_eq!(quotient(n, word), n / d, "{n} / {d}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_cover_the_axis_once() {
+        for deep in [0, 1, 7, 8, 100, 4096, 50_001] {
+            for parts in [1, 2, 3, 7, 256] {
+                for multiple in [8, 32, 128] {
+                    let (length, number) = cut(deep, parts, multiple);
+                    assert!(length % multiple == 0 && number >= 1 && number <= parts, "{deep} {parts} {multiple}: {length} × {number}");
+                    assert!(length * number >= deep && length * (number - 1) < deep.max(1), "{deep} {parts}: {length} × {number}");
+                }
+            }
+        }
+    }
 }

@@ -16,10 +16,10 @@ use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec};
 
 use crate::conv;
-use crate::lower::{Function, Lowered, Target};
+use crate::lower::{Dispatch, Function, Lowered, Target};
 use plan::{Choice, Plan};
 use problem::Problem;
-use tiles::{Elem, Kernel};
+use tiles::Elem;
 
 /// One way to compute a product.
 #[derive(Debug)]
@@ -67,7 +67,9 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<(Vec<Problem>, V
     }
     let elems = [Elem::of(widest.left.dtype)?, Elem::of(widest.right.dtype)?];
     let views = emit::views(widest, elems, false, bounds);
-    let choice = Choice { sizes: widest.sizes(bounds), views: [&views[0], &views[1]], elems, target };
+    // What is few must be few in every problem.
+    let sizes = problems.iter().map(|p| p.sizes(bounds)).fold([0; 4], |most, s| std::array::from_fn(|i| most[i].max(s[i])));
+    let choice = Choice { sizes, views: [&views[0], &views[1]], elems, target };
     let mut plans: Vec<Vec<Plan>> = choice.plans().into_iter().map(|plan| vec![plan; problems.len()]).collect();
     // Few elements and no channels to sum over: no tile is as good as that.
     plans.splice(0..0, direct.map(|kernels| kernels.into_iter().map(|kernel| Plan { kernel, parts: 1, cycles: 0.0 }).collect()));
@@ -90,11 +92,7 @@ fn candidate(spec: &Spec, problems: &[Problem], plans: &[Plan], bounds: &Env, ta
         }
     }
     let lowered = Lowered::new(functions, workspace, move |env| {
-        let run = |(at, dispatch): &(usize, Box<dyn Fn(&Env) -> crate::lower::Dispatch + Send + Sync>)| {
-            let mut dispatch = dispatch(env);
-            dispatch.function = *at;
-            dispatch
-        };
+        let run = |(function, dispatch): &(usize, emit::Launch)| Dispatch { function: *function, ..dispatch(env) };
         launches.iter().map(run).collect()
     });
     let plan = &plans[0];

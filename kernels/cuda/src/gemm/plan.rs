@@ -19,7 +19,7 @@ pub struct Plan {
     pub cycles: f64,
 }
 
-/// The sizes of a product: rows, columns, length of the contracted axis, products; all together or largest of its phases.
+/// The sizes of a product: rows, columns, length of the contracted axis, products; of several problems each the largest.
 pub type Sizes = [i64; 4];
 
 /// Bytes per cycle of a multiprocessor's share of the memory's bandwidth.

@@ -51,13 +51,15 @@ struct Loader {
     static constexpr bool STRAIGHT = Same<E, S>::value && sizeof(E) * V >= 4;
 
     const M m;
-    int along, across, from, count;
+    /// The tile's first row or column, and how many there are from there on.
+    int from, room;
+    int along, across;
     bool whole;
     Spot free[FREE_SPOTS];
     S held[STRAIGHT ? 1 : TURNS_ALONG * TURNS_ACROSS];
 
     /// For the tile whose first row or column is `from`, of `count`.
-    SLABWISE_METHOD Loader(const M& matrix, int from, int count) : m(matrix), from(from), count(count) {
+    SLABWISE_METHOD Loader(const M& matrix, int from, int count) : m(matrix), from(from), room(count - from) {
         along = int(threadIdx.x) % ALONG;
         across = int(threadIdx.x) / ALONG;
         whole = V > 1 && m.whole();
@@ -85,7 +87,7 @@ struct Loader {
             for (int j = 0; j < TURNS_ACROSS; ++j) {
                 if (ACROSS % ROWS != 0 && across_at(j) >= ACROSS) continue;
                 const int f = BY_DEEP ? j : i, d = BY_DEEP ? i : j;
-                const bool wanted = from + free_at(f) < count && deep + deep_at(d) < end && m.inside(free[f], steps[d]);
+                const bool wanted = free_at(f) < room && deep + deep_at(d) < end && m.inside(free[f], steps[d]);
                 const E* place = wanted ? m.address(free[f], steps[d]) : m.first;
                 if constexpr (STRAIGHT) copy_async<sizeof(E) * V>(tile + Layout::at(free_at(f), deep_at(d)), place, wanted);
                 else held[i * TURNS_ACROSS + j] = wanted ? S(convert(*place)) : S{};
@@ -117,9 +119,9 @@ struct Loader {
         S* to = tile + Layout::at(f, d);
 #pragma unroll 1
         for (int e = 0; e < V; ++e) {
-            const int row = from + f + (BY_DEEP ? 0 : e), k = deep + d + (BY_DEEP ? e : 0);
-            const Spot spot = M::Free::at(m.w, row), step = M::Deep::at(m.w, k);
-            const bool wanted = row < count && k < end && m.inside(spot, step);
+            const int row = f + (BY_DEEP ? 0 : e), k = deep + d + (BY_DEEP ? e : 0);
+            const Spot spot = M::Free::at(m.w, from + row), step = M::Deep::at(m.w, k);
+            const bool wanted = row < room && k < end && m.inside(spot, step);
             const E* place = wanted ? m.address(spot, step) : m.first;
             if constexpr (sizeof(E) == 4) copy_async<4>(to + e, place, wanted);
             else to[e] = wanted ? S(convert(*place)) : S{};

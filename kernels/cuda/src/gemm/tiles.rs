@@ -15,13 +15,12 @@ pub enum Elem {
 }
 
 impl Elem {
-    /// Every one.
-    pub const ALL: [Elem; 3] = [Elem::F32, Elem::F16, Elem::Bf16];
-
     /// The row of a type.
     pub fn of(dtype: DType) -> Result<Elem, SpecError> {
         match dtype {
             DType::F32 => Ok(Elem::F32),
+            DType::F16 => Ok(Elem::F16),
+            DType::BF16 => Ok(Elem::Bf16),
             other => Err(SpecError(format!("a product of {other}"))),
         }
     }
@@ -248,8 +247,8 @@ impl Kernel {
         match self {
             Kernel::Registers(t) => t.deep,
             Kernel::Tensor(t, elem) => t.deep_bytes / elem.bytes(),
-            Kernel::Dots { .. } => 256,
-            Kernel::Columns { .. } | Kernel::Window { .. } => 64,
+            Kernel::Dots { .. } => 128,
+            Kernel::Columns { .. } | Kernel::Window { .. } => 32,
         }
     }
 

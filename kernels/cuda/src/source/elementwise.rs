@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::Spec;
+use slabwise_kernels::spec::{Body, Spec};
 
 use super::params::{Number, Params};
 use super::space::{Point, Space, Via, memory_order, pointers, touched, vector_width};
@@ -61,6 +61,20 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         return Ok(transpose::lower(&code, &space, Params::new(spec, bounds, target), across, target));
     }
     Ok(pointwise("elementwise", &code, space, &Nothing, bounds, target))
+}
+
+/// The function of a loop that several specs may share, with the words of this one, how many neighbours a thread takes and
+/// how many points there are; `None` for what is no such loop.
+pub fn lower_shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<(Function, Params, i64, Space)>, SpecError> {
+    let code = Code::new(spec)?;
+    let space = ordered(&code, Space::new(spec), bounds);
+    if spec.body != Body::Loop || spec.reduced > 0 || spec.stores.is_empty() || transpose::across(&code, &space, bounds).is_some() {
+        return Ok(None);
+    }
+    let mut params = Params::new(spec, bounds, target).shared();
+    let width = width(&code, &space, &Nothing);
+    let function = all_points("elementwise_many", &code, &space, &Nothing, &mut params, width);
+    Ok(Some((function, params, width, space)))
 }
 
 /// The axes in the order of the first result's memory, merged; at least one.
@@ -146,7 +160,8 @@ pub fn all_points(kind: &str, code: &Code, space: &Space, anchor: &dyn Anchor, p
         let _ = writeln!(body, "store_vec(a{0} + {1}, y{0});", store.operand, ahead.element(store.operand));
     }
     body += "}\n";
-    if last == 0 && space.dims[0].checked_div(width).is_none() {
+    // Even where this length leaves no remainder: another one, which shares the function, may.
+    if last == 0 {
         let _ = writeln!(body, "for (idx i = count / {width} * {width} + thread; i < count; i += threads) {{\n{}}}", single(params));
     }
     params.function(kind, THREADS, &body)

@@ -2,6 +2,7 @@
 
 mod elementwise;
 mod gather;
+mod many;
 pub(crate) mod params;
 mod pool;
 mod rows;
@@ -9,6 +10,7 @@ mod scatter;
 pub(crate) mod space;
 mod transpose;
 
+pub use many::{Together, lower_many};
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec};

@@ -26,7 +26,12 @@ pub struct Params {
     wide: bool,
     slots: Vec<Slot>,
     guarded: bool,
+    /// How many specs share a launch, each with words of its own; `None` for a spec alone.
+    together: Option<usize>,
 }
+
+/// Most words of a parameter: 4 KiB.
+const WORDS_MAX: usize = 512;
 
 impl Params {
     /// No words yet, for a spec whose arguments have their size at `bounds`.
@@ -39,7 +44,23 @@ impl Params {
         let wide = spec.arguments().iter().any(|(operand, dims, _)| operand.extent(dims, bounds) > most)
             || spec.indices.iter().any(|index| reach(index).unsigned_abs() > most)
             || points.unsigned_abs() > most;
-        Params { wide, slots: vec![], guarded: target.guarded }
+        Params { wide, slots: vec![], guarded: target.guarded, together: None }
+    }
+
+    /// The same for a function that several specs share: the second coordinate of a block says whose it is.
+    pub fn shared(self) -> Params {
+        Params { together: Some(0), ..self }
+    }
+
+    /// How many specs a launch of the function has room for.
+    pub fn together(&self) -> usize {
+        self.together.unwrap_or(1)
+    }
+
+    /// How a word is named in the source.
+    fn named(&mut self, slot: Slot) -> String {
+        let at = self.slot(slot);
+        if self.together.is_some() { format!("p.w[own + {at}]") } else { format!("p.w[{at}]") }
     }
 
     fn slot(&mut self, slot: Slot) -> usize {
@@ -69,7 +90,7 @@ impl Params {
 
     /// An address, as a number of 64 bits.
     pub fn address(&mut self, word: Word) -> String {
-        format!("p.w[{}]", self.slot(Slot::Word(word)))
+        self.named(Slot::Word(word))
     }
 
     /// Declares a pointer to an argument.
@@ -82,13 +103,13 @@ impl Params {
         match size.as_fixed() {
             Some(n) if self.wide => format!("{n}ll"),
             Some(n) => n.to_string(),
-            None => format!("idx(p.w[{}])", self.slot(Slot::Size(size))),
+            None => format!("idx({})", self.named(Slot::Size(size))),
         }
     }
 
     /// A number of the launch, whether or not it is known now: for what would else make a function of every size.
     pub fn number(&mut self, number: &Number) -> String {
-        format!("idx(p.w[{}])", self.slot(Slot::Number(number.clone())))
+        format!("idx({})", self.named(Slot::Number(number.clone())))
     }
 
     /// Σ coordinateᵢ · stridesᵢ + offset.
@@ -151,10 +172,18 @@ impl Params {
         };
         let (signed, unsigned) = if self.wide { ("long long", "u64") } else { ("int", "unsigned") };
         // A parameter without words is none.
-        let count = self.slots.len().max(1);
+        let each = self.slots.len().max(1);
+        let (count, own) = match self.together {
+            None => (each, String::new()),
+            Some(_) => {
+                let together = (WORDS_MAX / each).max(1);
+                self.together = Some(together);
+                (each * together, format!("const int own = int(blockIdx.y) * {each};\n"))
+            }
+        };
         let text = format!(
             "extern \"C\" __global__ void __launch_bounds__({threads}) NAME(const __grid_constant__ Words<{count}> p) {{\n\
-             typedef {signed} idx;\ntypedef {unsigned} uidx;\n{guard}{body}}}\n"
+             typedef {signed} idx;\ntypedef {unsigned} uidx;\n{own}{guard}{body}}}\n"
         );
         Function::new(kind, &indented(&text))
     }

@@ -1,17 +1,24 @@
-//! Runs every candidate of matrix products and convolutions under the emulator.
+//! Runs the candidates of matrix products and convolutions under the emulator, beside sums in double precision.
 #![allow(dead_code)] // each test binary uses a part of it
+
+use std::collections::BTreeSet;
 
 use slabwise_cuda::emulator::{Check, Emulator, Order};
 use slabwise_cuda::{Candidate, candidates};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, Inst, Matmul, Operand, Spec, Store};
+use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Inst, Matmul, Operand, Spec, Store};
 
-use super::common::{Case, NO_FAULT};
+use super::common::{Case, Choices, NO_FAULT, compare};
+
+/// An operand with these strides.
+pub fn typed(dtype: DType, offset: i64, strides: &[usize]) -> Operand {
+    Operand { dtype, offset: Size::fixed(offset), strides: strides.iter().map(|&s| Size::fixed(s as i64)).collect() }
+}
 
 /// An f32 operand with these strides.
 pub fn strided(offset: i64, strides: &[usize]) -> Operand {
-    Operand { dtype: DType::F32, offset: Size::fixed(offset), strides: strides.iter().map(|&s| Size::fixed(s as i64)).collect() }
+    typed(DType::F32, offset, strides)
 }
 
 /// Row-major strides.
@@ -41,20 +48,49 @@ pub fn plain(body: Body, dims: &[usize], out: Operand) -> Spec {
     }
 }
 
-pub fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect()
+/// The numbers that an operand's bytes are.
+pub fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    match dtype {
+        DType::F32 => bytes.chunks(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().expect("4 bytes")))).collect(),
+        DType::F16 => bytes.chunks(2).map(|b| half::f16::from_le_bytes(b.try_into().expect("2 bytes")).to_f64()).collect(),
+        DType::BF16 => bytes.chunks(2).map(|b| half::bf16::from_le_bytes(b.try_into().expect("2 bytes")).to_f64()).collect(),
+        other => panic!("products of {other}"),
+    }
 }
 
-/// One element of the result in double precision: the sum, the sum of magnitudes, the number of terms, and where it is stored.
-pub struct Expected {
-    pub sum: f64,
-    pub scale: f64,
-    pub terms: usize,
-    pub at: usize,
+/// Replaces both operands by small integers, whose products and sums every format holds exactly.
+pub fn small_integers(case: &mut Case, choices: &mut Choices) {
+    for (arg, (operand, ..)) in case.spec.arguments().iter().enumerate().take(2) {
+        let count = case.args[arg].len() / operand.dtype.bytes();
+        let numbers = (0..count).map(|_| choices.below(9) as f32 - 4.0);
+        case.args[arg] = match operand.dtype {
+            DType::F32 => numbers.flat_map(f32::to_le_bytes).collect(),
+            DType::F16 => numbers.flat_map(|x| half::f16::from_f32(x).to_le_bytes()).collect(),
+            DType::BF16 => numbers.flat_map(|x| half::bf16::from_f32(x).to_le_bytes()).collect(),
+            other => panic!("products of {other}"),
+        };
+    }
+}
+
+/// One element of the result: the sum, the sum of magnitudes, the number of terms, and where it is stored.
+#[derive(Clone, Copy, Default)]
+struct Expected {
+    sum: f64,
+    scale: f64,
+    terms: usize,
+    at: usize,
+}
+
+impl Expected {
+    fn add(&mut self, term: f64) {
+        self.sum += term;
+        self.scale += term.abs();
+        self.terms += 1;
+    }
 }
 
 /// All coordinates of a space, row-major.
-pub fn points(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> + '_ {
+fn points(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> + '_ {
     (0..dims.iter().product()).map(|mut flat| {
         let mut at = vec![0; dims.len()];
         for axis in (0..dims.len()).rev() {
@@ -64,70 +100,160 @@ pub fn points(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> + '_ {
     })
 }
 
-/// Where an operand's element at these coordinates lies.
-pub fn address(operand: &Operand, at: &[usize], env: &Env) -> usize {
-    (operand.offset.at(env) + at.iter().zip(&operand.strides).map(|(&c, s)| c as i64 * s.at(env)).sum::<i64>()) as usize
+/// An operand's elements by their coordinates.
+struct Values<'a> {
+    numbers: Vec<f64>,
+    operand: &'a Operand,
+    env: Env,
 }
 
-/// The sums of a matrix product, straight from the definition.
+impl<'a> Values<'a> {
+    fn new(case: &Case, argument: usize, operand: &'a Operand) -> Values<'a> {
+        Values { numbers: numbers(operand.dtype, &case.args[argument]), operand, env: case.env }
+    }
+
+    fn place(&self, at: &[usize]) -> usize {
+        let strides = at.iter().zip(&self.operand.strides);
+        (self.operand.offset.at(&self.env) + strides.map(|(&c, s)| c as i64 * s.at(&self.env)).sum::<i64>()) as usize
+    }
+
+    fn at(&self, at: &[usize]) -> f64 {
+        self.numbers[self.place(at)]
+    }
+}
+
+/// The sums, straight from the definition.
 fn expected(case: &Case) -> Vec<Expected> {
     let env = &case.env;
-    let Body::Matmul(body) = &case.spec.body else { panic!("not a matrix product") };
     let dims: Vec<usize> = case.spec.dims.iter().map(|d| d.usize_at(env)).collect();
-    let (a, b) = (floats(&case.args[0]), floats(&case.args[1]));
-    let rank = dims.len();
-    points(&dims)
-        .map(|at| {
-            let mut result = Expected { sum: 0.0, scale: 0.0, terms: body.k.usize_at(env), at: address(&case.spec.operands[0], &at, env) };
-            for k in 0..result.terms {
-                let (mut left, mut right) = (at.clone(), at.clone());
-                left[rank - 1] = k;
-                right[rank - 2] = k;
-                let term = f64::from(a[address(&body.a, &left, env)]) * f64::from(b[address(&body.b, &right, env)]);
-                result.sum += term;
-                result.scale += term.abs();
+    let stored = Values { numbers: vec![], operand: &case.spec.operands[0], env: *env };
+    let mut results: Vec<Expected> = points(&dims).map(|at| Expected { at: stored.place(&at), ..Expected::default() }).collect();
+    match &case.spec.body {
+        Body::Matmul(body) => {
+            let (a, b, rank) = (Values::new(case, 0, &body.a), Values::new(case, 1, &body.b), dims.len());
+            for (result, at) in results.iter_mut().zip(points(&dims)) {
+                let (mut left, mut right) = (at.clone(), at);
+                for k in 0..body.k.usize_at(env) {
+                    left[rank - 1] = k;
+                    right[rank - 2] = k;
+                    result.add(a.at(&left) * b.at(&right));
+                }
             }
-            result
-        })
-        .collect()
+        }
+        Body::Conv2d(conv) => add_convolution(case, conv, &dims, &mut results),
+        _ => panic!("not a product"),
+    }
+    results
 }
 
-/// Every candidate of every case, compiled together: all that could be taken for some size must be right for this one.
-fn each(cases: &[Case], mut judge: impl FnMut(&Case, &str, &[Vec<u8>])) {
-    let all: Vec<Vec<Candidate>> =
-        cases.iter().map(|c| candidates(&c.spec, &c.bounds, &c.target).unwrap_or_else(|e| panic!("{}: {e}", c.name))).collect();
+fn add_convolution(case: &Case, conv: &Conv2d, dims: &[usize], results: &mut [Expected]) {
+    let size = |s: Size| s.usize_at(&case.env);
+    let (a, b) = (Values::new(case, 0, &conv.a), Values::new(case, 1, &conv.b));
+    let (per_in, per_out) = (size(conv.ci) / conv.groups, size(conv.co) / conv.groups);
+    let space = [size(conv.n), size(conv.co), size(conv.ohw[0]), size(conv.ohw[1])];
+    for at in points(&space) {
+        for tap in points(&[per_in, conv.k[0], conv.k[1]]) {
+            let [n, co, oh, ow] = at[..] else { unreachable!() };
+            let [c, kh, kw] = tap[..] else { unreachable!() };
+            let h = (oh * conv.stride[0] + kh * conv.dilation[0]).wrapping_sub(conv.pad[0]);
+            let w = (ow * conv.stride[1] + kw * conv.dilation[1]).wrapping_sub(conv.pad[1]);
+            if h >= size(conv.hw[0]) || w >= size(conv.hw[1]) {
+                continue;
+            }
+            let (x, k) = ([n, co / per_out * per_in + c, h, w], [co, c, kh, kw]);
+            let (to, term) = match conv.kind {
+                ConvKind::Forward => (&at[..], a.at(&x) * b.at(&k)),
+                ConvKind::InputGrad => (&x[..], a.at(&at) * b.at(&k)),
+                ConvKind::WeightGrad => (&k[..], a.at(&x) * b.at(&at)),
+            };
+            results[to.iter().zip(dims).fold(0, |flat, (c, d)| flat * d + c)].add(term);
+        }
+    }
+}
+
+/// Which candidates of a case are run.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Pick {
+    /// Every one.
+    All,
+    /// The first, and one of the others.
+    Two,
+    /// The kernels for few rows or columns.
+    Vectors,
+}
+
+/// Runs candidates of the cases, compiled together. Kernels that were not run before are run in every order of threads, for the same
+/// bits; others in one.
+/// `right` says what a case should give, and `judge` compares.
+fn each<R>(cases: &[Case], pick: Pick, right: impl Fn(&Case) -> R, judge: impl Fn(&Case, &R, &str, &[Vec<u8>])) -> BTreeSet<String> {
+    let picked = |(i, case): (usize, &Case)| {
+        let mut list = candidates(&case.spec, &case.bounds, &case.target).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        let ordered = list.windows(2).all(|pair| pair[0].cycles <= pair[1].cycles);
+        assert!(ordered && !list.is_empty(), "{}: {list:?}", case.name);
+        if pick == Pick::Two && list.len() > 2 {
+            let other = 1 + i * 5 % (list.len() - 1);
+            list.swap(1, other);
+            list.truncate(2);
+        }
+        if pick == Pick::Vectors {
+            list.retain(|c| c.name.starts_with("gemv"));
+        }
+        list
+    };
+    let all: Vec<Vec<Candidate>> = cases.iter().enumerate().map(picked).collect();
     let functions: Vec<_> = all.iter().flatten().flat_map(|c| c.lowered.functions.clone()).collect();
     let emulator = Emulator::new(&functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}"));
-    for (case, candidates) in cases.iter().zip(&all) {
-        assert!(candidates.windows(2).all(|pair| pair[0].cycles <= pair[1].cycles), "{}: {candidates:?}", case.name);
+    let mut seen = BTreeSet::new();
+    let mut names = BTreeSet::new();
+    for (i, (case, candidates)) in cases.iter().zip(&all).enumerate() {
+        let right = right(case);
         for candidate in candidates {
+            names.insert(candidate.name.clone());
+            let new = candidate.lowered.functions.iter().filter(|f| seen.insert(f.name.clone())).count() > 0;
+            let orders = if new { &Order::ALL[..] } else { &Order::ALL[i % 3..][..1] };
             let mut first: Option<Vec<Vec<u8>>> = None;
-            for order in Order::ALL {
+            for &order in orders {
                 let what = format!("{}: {} ({order:?})", case.name, candidate.name);
                 let run = case.emulated(&candidate.lowered, &emulator, order, NO_FAULT);
                 let (got, _) = run.unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
                 match &first {
-                    Some(first) => assert!(*first == got, "{what}: other bits than forward"),
-                    None => judge(case, &what, &got),
+                    Some(first) => assert!(*first == got, "{what}: other bits than before"),
+                    None => judge(case, &right, &what, &got),
                 }
                 first.get_or_insert(got);
             }
         }
     }
+    names
 }
 
-/// Fails unless all candidates give the sums, within the bound of any order of summation in single precision (Higham, *Accuracy and
-/// Stability*, §3.1).
-pub fn check(cases: &[Case]) {
-    each(cases, |case, what, got| {
+/// Fails unless the candidates give the sums, within the bound of any order of summation in single precision (Higham, *Accuracy and
+/// Stability*, §3.1). Returns the names of those that ran.
+pub fn check(cases: &[Case], pick: Pick) -> BTreeSet<String> {
+    each(cases, pick, expected, |case, right, what, got| {
         let stored = case.spec.arguments().len() - case.spec.operands.len();
-        let result = floats(&got[stored]);
-        for e in expected(case) {
+        let result = numbers(case.spec.operands[0].dtype, &got[stored]);
+        for e in right {
             let bound = (e.terms as f64 + 4.0) * f64::from(f32::EPSILON) / 2.0 * e.scale;
             let actual = result[e.at];
-            assert!((f64::from(actual) - e.sum).abs() <= bound, "{what}: {actual} at {} is not {} ± {bound}\n{:?}", e.at, e.sum, case.spec);
+            assert!((actual - e.sum).abs() <= bound, "{what}: {actual} at {} is not {} ± {bound}\n{:?}", e.at, e.sum, case.spec);
         }
-    });
+    })
 }
 
-pub fn check_epilogue() {}
+/// Fails unless the candidates give the sums exactly: for operands whose sums have no rounding.
+pub fn check_exact(cases: &[Case], pick: Pick) -> BTreeSet<String> {
+    each(cases, pick, expected, |case, right, what, got| {
+        let stored = case.spec.arguments().len() - case.spec.operands.len();
+        let result = numbers(case.spec.operands[0].dtype, &got[stored]);
+        for e in right {
+            assert!(result[e.at] == e.sum, "{what}: {} at {} is not {}\n{:?}", result[e.at], e.at, e.sum, case.spec);
+        }
+    })
+}
+
+/// Fails unless the candidates leave every argument as the CPU's kernel does, within the tolerance.
+pub fn check_like_cpu(cases: &[Case], pick: Pick, tolerance: f32) -> BTreeSet<String> {
+    let judge = |case: &Case, cpu: &(Vec<Vec<u8>>, u64), what: &str, got: &[Vec<u8>]| compare(case, what, got, &cpu.0, tolerance);
+    each(cases, pick, Case::on_cpu, judge)
+}

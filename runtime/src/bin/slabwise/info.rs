@@ -33,6 +33,8 @@ pub fn run() -> Result<()> {
         ("pool reserve", shown(memory.reserve.map(|r| format!("{r} %")), "SLABWISE_POOL_RESERVE")),
         ("SLABWISE_THREADS", variable.unwrap_or_else(|_| "not set".into())),
     ];
+    let cuda = Device::survey();
+    let rows: Vec<(&str, String)> = rows.into_iter().chain(cuda.iter().map(|(name, about)| (name.as_str(), about.clone()))).collect();
     pairs(&rows)
 }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use slabwise::diff::PlanFile;
 use slabwise::memory::export::{ExportError, Ledger, heap_profile, snapshot_json, snapshot_pickle, trace_events_json};
 use slabwise::models::{Model, OptimizerKind};
-use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Plan, Result, Run, Session};
+use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Plan, Resources, Result, Run, Session};
 
 use crate::frontier;
 use crate::output::line;
@@ -86,8 +86,10 @@ pub fn run(args: &Args) -> Result<()> {
         line(format_args!("{} · batch {}", args.model, args.batch))?;
         line(&plan)?;
         if args.kernels {
+            let used = resources(args)?;
             for (at, name) in plan.steps().enumerate() {
-                line(format_args!("{at:>5}  {name}"))?;
+                let used: Vec<String> = used.get(at).into_iter().flatten().map(shown).collect();
+                line(format_args!("{}", format!("{at:>5}  {name}  {}", used.join("; ")).trim_end()))?;
             }
         }
         return Ok(());
@@ -126,6 +128,21 @@ pub fn run(args: &Args) -> Result<()> {
         report["kernel_names"] = plan.steps().collect();
     }
     line(report)
+}
+
+/// What the functions of each kernel use of a GPU: they are compiled and loaded for that. Nothing on the CPU.
+fn resources(args: &Args) -> Result<Vec<Vec<Resources>>> {
+    if args.device == Device::Cpu {
+        return Ok(Vec::new());
+    }
+    let params = Params::seeded(0);
+    let network = args.model.build(&params);
+    let mut session = Session::new(args.device, params)?.with_budget(args.budget);
+    Ok(network.training(&mut session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?.resources())
+}
+
+fn shown(used: &Resources) -> String {
+    format!("{} registers, {} bytes spilled, {} shared", used.registers, used.spill_bytes, used.shared_bytes)
 }
 
 /// A step that was run.

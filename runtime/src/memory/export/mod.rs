@@ -31,6 +31,8 @@ pub struct Ledger {
     manager: String,
     /// Whether its memory is one range that grows.
     expandable: bool,
+    /// The most bytes that it may take.
+    limit: u64,
     segments: Vec<Segment>,
     events: Vec<Event>,
     tags: Vec<Tag>,
@@ -47,7 +49,8 @@ impl From<&Pool> for Ledger {
     fn from(pool: &Pool) -> Ledger {
         let policy = pool.policy();
         let (manager, expandable) = (policy.name().to_string(), policy == Policy::Vmm);
-        Ledger { manager, expandable, segments: segments(pool), events: pool.events(), tags: pool.tags(), kernels: Vec::new() }
+        let limit = pool.statistics().bytes_limit;
+        Ledger { manager, expandable, limit, segments: segments(pool), events: pool.events(), tags: pool.tags(), kernels: Vec::new() }
     }
 }
 

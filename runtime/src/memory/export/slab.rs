@@ -82,6 +82,6 @@ impl Ledger {
             blocks.push(free(next, bytes));
         }
         let segments = vec![Segment { region: slab, stream: Stream(0), blocks }];
-        Ledger { manager: manager.into(), expandable: false, segments, events, tags: tags.all().to_vec(), kernels }
+        Ledger { manager: manager.into(), expandable: false, limit: bytes, segments, events, tags: tags.all().to_vec(), kernels }
     }
 }

@@ -52,7 +52,11 @@ struct BlockRow {
 #[derive(Serialize)]
 struct EventRow {
     action: &'static str,
-    addr: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    addr: Option<u64>,
+    /// What a failed request has instead of an address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_free: Option<u64>,
     size: u64,
     stream: u16,
     time_us: u64,
@@ -103,7 +107,8 @@ fn snapshot(memory: &Ledger) -> Snapshot {
     };
     let event = |e: &Event, action| EventRow {
         action,
-        addr: addresses.of(e.region),
+        addr: (e.action != Action::Oom).then(|| addresses.of(e.region)),
+        device_free: (e.action == Action::Oom).then(|| memory.limit.saturating_sub(e.pool_bytes)),
         size: e.region.bytes,
         stream: e.stream.0,
         time_us: e.time_ns / 1000,

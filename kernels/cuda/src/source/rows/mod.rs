@@ -26,10 +26,10 @@ use crate::lower::{Dispatch, Lowered, Target};
 
 /// Rows longer than this have a block each; there is no use in more than a warp for shorter ones.
 const WARP_ROW: i64 = 1024;
-/// Points of a row's part, at least.
-const PART: i64 = 4096;
-/// Most parts of a row: what one warp joins in two turns.
-const PARTS: i64 = 64;
+/// Points of a row's part for each thread of its team, at least.
+const PART: i64 = 16;
+/// Most parts of a row: what one warp joins in a few turns.
+const PARTS: i64 = 1024;
 /// Most values a thread keeps in registers between passes, by threads of its block.
 const KEPT: [(u32, i64); 3] = [(256, 64), (512, 40), (1024, 16)];
 
@@ -179,8 +179,9 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
     let groups = rows.max(1).div_euclid(i64::from(threads / team)).max(1);
     let mut parts = 1;
     // A row is cut where blocks are too few and each has enough to do.
-    if groups < 2 * multiprocessors && len >= 2 * PART {
-        parts = (4 * multiprocessors / groups).min(len / PART).clamp(1, PARTS);
+    let part = PART * i64::from(if adjacent { THREADS } else { team });
+    if groups < 2 * multiprocessors && len >= 2 * part {
+        parts = (4 * multiprocessors / groups).min(len / part).clamp(1, PARTS);
         if parts > 1 && adjacent {
             (threads, team) = (THREADS, THREADS);
         }

@@ -1,0 +1,166 @@
+//! Orders and recomputation: graphs of a folder in the format `remat-graph-v1`, and the built-in models under budgets. Prints
+//! tables for `benches/RESULTS.md`.
+//!
+//! ```text
+//! SLABWISE_GRAPHS=FOLDER cargo bench --bench schedules -- [order|remat|models] [--only TEXT] [--time-limit SECONDS]
+//! ```
+//!
+//! The folder's files end in `.json` or `.json.gz`; without it only the models are measured.
+
+use slabwise::models::{Model, OptimizerKind};
+use slabwise::{Budget, Device, Error, Params, Session};
+use slabwise_planner::Effort;
+use slabwise_planner::remat::{self, Limit, RematOptions, remat};
+use slabwise_planner::remat_graph::RematGraph;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Where the folder is named.
+const FOLDER: &str = "SLABWISE_GRAPHS";
+/// Budgets, as parts of what running everything once needs.
+const FRACTIONS: [f64; 3] = [0.75, 0.5, 0.35];
+
+/// What the command line asks for.
+struct Args {
+    tables: Vec<String>,
+    only: String,
+    limit: Duration,
+}
+
+fn args() -> Result<Args> {
+    let mut args = Args { tables: Vec::new(), only: String::new(), limit: Duration::from_millis(50) };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(format!("{word} needs a value"));
+        match word.as_str() {
+            "--only" => args.only = value()?,
+            "--time-limit" => args.limit = Duration::try_from_secs_f64(value()?.parse()?)?,
+            // What `cargo bench` adds by itself.
+            "--bench" => {}
+            table @ ("order" | "remat" | "models") => args.tables.push(table.into()),
+            other => return Err(format!("unknown argument `{other}`").into()),
+        }
+    }
+    if args.tables.is_empty() {
+        args.tables = ["order", "remat", "models"].map(String::from).into();
+    }
+    Ok(args)
+}
+
+fn main() -> Result<()> {
+    let args = args()?;
+    let graphs = graphs(&args)?;
+    for table in &args.tables {
+        match table.as_str() {
+            "order" => orders(&graphs),
+            "remat" => budgets(&graphs, args.limit)?,
+            _ => models(&args)?,
+        }
+    }
+    Ok(())
+}
+
+/// The graphs of the folder by name; none if there is no folder, which is said.
+fn graphs(args: &Args) -> Result<Vec<(String, RematGraph)>> {
+    if !args.tables.iter().any(|table| table != "models") {
+        return Ok(Vec::new());
+    }
+    let Some(folder) = std::env::var_os(FOLDER) else {
+        println!("{FOLDER} names no folder of graphs: their orders and schedules are left out.");
+        return Ok(Vec::new());
+    };
+    let paths = std::fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let mut files: Vec<PathBuf> = paths.map(|entry| Ok(entry?.path())).collect::<std::result::Result<_, std::io::Error>>()?;
+    files.sort();
+    let mut graphs = Vec::new();
+    for file in files {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().trim_end_matches(".gz").to_string();
+        let Some(name) = name.strip_suffix(".json").filter(|name| name.contains(&args.only)) else { continue };
+        let graph = RematGraph::read(&std::fs::read(&file)?).map_err(|e| format!("{}: {e}", file.display()))?;
+        graphs.push((name.to_string(), graph));
+    }
+    Ok(graphs)
+}
+
+fn operations(graph: &RematGraph) -> usize {
+    graph.nodes.iter().filter(|node| !node.persistent).count()
+}
+
+/// The smallest peaks without recomputation, nothing in place and with all of it.
+fn orders(graphs: &[(String, RematGraph)]) {
+    println!("\n| graph | operations | in place | peak | lower bound | gap % | seconds | made by |\n|---|---|---|---|---|---|---|---|");
+    for (name, graph) in graphs {
+        for in_place in [false, true] {
+            let begin = Instant::now();
+            let best = graph.minimise_peak(in_place, Effort::Counted);
+            let seconds = begin.elapsed().as_secs_f64();
+            println!(
+                "| {name} | {} | {} | {} | {} | {:.3} | {seconds:.3} | {} |",
+                operations(graph),
+                if in_place { "yes" } else { "no" },
+                best.peak,
+                best.lower_bound,
+                100.0 * best.gap(),
+                best.schedule
+            );
+        }
+    }
+}
+
+/// The cheapest schedules within budgets.
+fn budgets(graphs: &[(String, RematGraph)], limit: Duration) -> Result<()> {
+    println!("\n| graph | operations | budget | peak | floor | overhead % | at least % | seconds |\n|---|---|---|---|---|---|---|---|");
+    for (name, graph) in graphs {
+        for fraction in FRACTIONS {
+            let options = RematOptions { budget: remat::Budget::Fraction(fraction), link: None, limit: Limit::Time(limit), seed: 0 };
+            let begin = Instant::now();
+            let found = remat(graph, &options)?;
+            let seconds = begin.elapsed().as_secs_f64();
+            let base = graph.base_cost().max(1) as f64;
+            let over = |cost: u128| 100.0 * (cost as f64 / base - 1.0);
+            let overhead = if found.is_met() { format!("{:.3}", over(found.cost)) } else { "not met".into() };
+            println!(
+                "| {name} | {} | {} | {} | {} | {overhead} | {:.3} | {seconds:.3} |",
+                operations(graph),
+                found.budget,
+                found.peak,
+                found.peak_bound,
+                over(found.time_bound)
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Training steps of the built-in models within parts of their slabs; times as modelled.
+fn models(args: &Args) -> Result<()> {
+    println!(
+        "\n| model | budget | slab | bound of the order | kernels again | overhead % | seconds to compile |\n|---|---|---|---|---|---|---|"
+    );
+    for model in ["mlp", "cnn", "resnet20", "resnet18", "mobilenetv2", "unet", "gpt", "lstm"].iter().filter(|m| m.contains(&args.only)) {
+        let model = Model::parse(model)?;
+        for fraction in [1.0].into_iter().chain(FRACTIONS) {
+            let params = Params::seeded(0);
+            let network = model.build(&params);
+            let session = Session::new(Device::Cpu, params)?.with_threads(2).with_budget(Budget::Fraction(fraction));
+            let begin = Instant::now();
+            let plan = network.plan_training(&session, 64u32, OptimizerKind::Sgd);
+            let seconds = begin.elapsed().as_secs_f64();
+            print!("| {model} | {:.0} % | ", 100.0 * fraction);
+            match plan {
+                Ok(plan) => println!(
+                    "{} | {} | {} | {:.2} | {seconds:.3} |",
+                    plan.slab_bytes(),
+                    plan.lower_bound_bytes(),
+                    plan.again().tasks.len(),
+                    100.0 * plan.again().overhead
+                ),
+                Err(Error::Budget { slab, .. }) => println!("{} | | | not met | {seconds:.3} |", slab.0),
+                Err(other) => return Err(other.into()),
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! Addresses apart from the memory behind them.
+
+use cudarc::driver::sys;
+
+use super::{Context, Result, check, of_bytes};
+
+/// Addresses, and memory behind some of them.
+#[derive(Debug)]
+pub(crate) struct AddressRange {
+    pub base: u64,
+    pub bytes: u64,
+}
+
+/// Memory that can be put behind addresses.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Physical(sys::CUmemGenericAllocationHandle);
+
+fn placement(context: &Context) -> sys::CUmemAllocationProp {
+    // SAFETY: plain data, for which zeros are values: no handle types, no flags.
+    let mut wanted: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    wanted.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    wanted.location.id = context.device();
+    wanted
+}
+
+/// What memory behind addresses comes in pieces of, bytes.
+pub(crate) fn page_bytes(context: &Context) -> Result<u64> {
+    let mut bytes = 0;
+    let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    context.bind()?;
+    // SAFETY: both pointers are valid for the call.
+    let got = unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &placement(context), option) };
+    check("cuMemGetAllocationGranularity", got)?;
+    Ok(bytes as u64)
+}
+
+impl AddressRange {
+    pub fn reserve(context: &Context, bytes: u64) -> Result<AddressRange> {
+        context.bind()?;
+        let mut base = 0;
+        // SAFETY: the pointer is valid for writing.
+        let got = unsafe { sys::cuMemAddressReserve(&mut base, bytes as usize, 0, 0, 0) };
+        check("cuMemAddressReserve", got).map_err(of_bytes(bytes))?;
+        Ok(AddressRange { base, bytes })
+    }
+
+    /// Takes new memory and puts it behind the addresses from `offset` on.
+    pub fn map_new(&self, context: &Context, offset: u64, bytes: u64) -> Result<Physical> {
+        context.bind()?;
+        let mut handle = 0;
+        // SAFETY: both pointers are valid for the call.
+        let got = unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &placement(context), 0) };
+        check("cuMemCreate", got).map_err(of_bytes(bytes))?;
+        let memory = Physical(handle);
+        match self.map(context, offset, bytes, &memory) {
+            Ok(()) => Ok(memory),
+            Err(e) => {
+                memory.release(context);
+                Err(e)
+            }
+        }
+    }
+
+    /// Puts memory behind the addresses from `offset` on, which have none.
+    pub fn map(&self, context: &Context, offset: u64, bytes: u64, memory: &Physical) -> Result<()> {
+        context.bind()?;
+        assert!(offset + bytes <= self.bytes, "{bytes} bytes at {offset} of a range of {}", self.bytes);
+        // SAFETY: the addresses belong to this range and have no memory, or the driver refuses.
+        check("cuMemMap", unsafe { sys::cuMemMap(self.base + offset, bytes as usize, 0, memory.0, 0) })?;
+        let access = sys::CUmemAccessDesc {
+            location: placement(context).location,
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the addresses have just been mapped, and one description is passed.
+        let allowed = check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1) });
+        if allowed.is_err() {
+            self.unmap(context, offset, bytes);
+        }
+        allowed
+    }
+
+    /// Takes the memory behind addresses away; work that uses it must be done.
+    pub fn unmap(&self, context: &Context, offset: u64, bytes: u64) {
+        // SAFETY: the caller mapped just this. A lost context has unmapped it already.
+        let _ = context.bind().and_then(|()| check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.base + offset, bytes as usize) }));
+    }
+
+    /// Gives the addresses back, which have no memory any more.
+    pub fn free(&self, context: &Context) {
+        // SAFETY: the range was reserved once, and whoever frees it forgets it.
+        let _ = context.bind().and_then(|()| check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(self.base, self.bytes as usize) }));
+    }
+}
+
+impl Physical {
+    /// Gives the memory back once it is behind no address.
+    pub fn release(self, context: &Context) {
+        // SAFETY: it was created once and is released only here, by value.
+        let _ = context.bind().and_then(|()| check("cuMemRelease", unsafe { sys::cuMemRelease(self.0) }));
+    }
+}

@@ -1,0 +1,144 @@
+//! A driver without a device, which the tests of everything above the driver run on: see `emulator/fake_libcuda.c`.
+
+use std::ffi::{CString, c_char, c_int, c_longlong};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use libloading::Library as Object;
+
+use crate::emulator::{self, ABI, EmulatorError, PUBLISHED};
+use crate::libraries::Library;
+use crate::lower::digest;
+use crate::nvrtc;
+
+const SOURCE: &str = include_str!("../emulator/fake_libcuda.c");
+
+/// What the driver is set to before each test.
+const DEFAULTS: [(&str, i64); 8] = [
+    ("devices", 1),
+    ("version", 13000),
+    ("total", 64 << 20),
+    ("page", 2 << 20),
+    ("maps_pages", 1),
+    ("multiprocessors", 4),
+    ("capability", 90),
+    ("order", 0),
+];
+
+/// The driver, for one test at a time: what it is set to and what it counts is of the whole process.
+pub struct FakeDriver {
+    object: &'static Object,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// The driver's object file and the folder of emulated functions, for another process's `SLABWISE_LIBCUDA` and
+/// `SLABWISE_EMULATED`.
+///
+/// # Errors
+/// If it cannot be compiled.
+pub fn build() -> Result<(PathBuf, PathBuf), EmulatorError> {
+    let io = |path: &Path| {
+        let path = path.display().to_string();
+        move |e: std::io::Error| EmulatorError::Object(format!("{path}: {e}"))
+    };
+    let folder = emulator::folder()?;
+    let name = format!("libcuda-{:016x}", digest(&[SOURCE, ABI]));
+    let (object, functions) = (folder.join(format!("{name}.so")), folder.join("functions"));
+    fs::create_dir_all(&functions).map_err(io(&functions))?;
+    if !object.exists() {
+        let sources = folder.join(format!("{name}-{}", std::process::id()));
+        fs::create_dir_all(&sources).map_err(io(&sources))?;
+        let source = sources.join("fake_libcuda.c");
+        fs::write(sources.join("abi.h"), ABI).map_err(io(&sources))?;
+        fs::write(&source, SOURCE).map_err(io(&source))?;
+        let partial = sources.join("made.so");
+        let flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so"];
+        let made = Command::new("gcc").args(flags).arg(&source).args(["-o"]).arg(&partial).args(["-ldl", "-lpthread"]).output();
+        let made = made.map_err(|e| EmulatorError::NoCompiler(e.to_string()))?;
+        if !made.status.success() {
+            return Err(EmulatorError::Compile { path: source, log: String::from_utf8_lossy(&made.stderr).into_owned() });
+        }
+        fs::rename(&partial, &object).map_err(io(&object))?;
+        fs::remove_dir_all(&sources).map_err(io(&sources))?;
+    }
+    Ok((object, functions))
+}
+
+impl FakeDriver {
+    /// Makes the driver this process's, as it is by default. `None` where it cannot work, which is said; with `CI` set that
+    /// is a failure.
+    ///
+    /// # Panics
+    /// If it cannot work and `CI` is set, or it is not the driver that is found.
+    pub fn install() -> Option<FakeDriver> {
+        static OBJECT: OnceLock<Object> = OnceLock::new();
+        static ALONE: Mutex<()> = Mutex::new(());
+        if !emulator::available() {
+            return None;
+        }
+        if let Err(e) = nvrtc::version() {
+            assert!(std::env::var_os("CI").is_none(), "{e}");
+            eprintln!("skipped: {e}");
+            return None;
+        }
+        // A test that failed leaves the lock behind, and nothing that the next one does not set anew.
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let object = OBJECT.get_or_init(|| {
+            let (file, functions) = build().unwrap_or_else(|e| panic!("{e}"));
+            let found = Library::Driver.open_as(&file).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(found.file, file, "another driver was opened before");
+            // SAFETY: the object has no initialisers.
+            let object = unsafe { Object::new(&file) }.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+            let path = CString::new(functions.as_os_str().as_encoded_bytes()).expect("a path without zeros");
+            // SAFETY: the source says that the function is of this type; the path ends in 0.
+            unsafe {
+                let name_folder = object.get::<unsafe extern "C" fn(*const c_char)>(b"fake_folder\0").expect("it is exported");
+                name_folder(path.as_ptr());
+            }
+            PUBLISHED.get_or_init(|| functions);
+            object
+        });
+        let driver = FakeDriver { object, _alone: alone };
+        driver.fail("", -1, 0);
+        for (name, value) in DEFAULTS {
+            driver.set(name, value);
+        }
+        Some(driver)
+    }
+
+    /// Sets what the driver is, or starts a count anew.
+    ///
+    /// # Panics
+    /// If it has no such number.
+    pub fn set(&self, name: &str, value: i64) {
+        let text = CString::new(name).expect("a name without zeros");
+        // SAFETY: the source says that the function is of this type; the name ends in 0.
+        let known = unsafe {
+            let set = self.object.get::<unsafe extern "C" fn(*const c_char, c_longlong) -> c_int>(b"fake_set\0").expect("it is exported");
+            set(text.as_ptr(), value)
+        };
+        assert_ne!(known, 0, "the driver has no {name}");
+    }
+
+    /// What the driver is or has counted.
+    pub fn get(&self, name: &str) -> i64 {
+        let text = CString::new(name).expect("a name without zeros");
+        // SAFETY: as for `set`.
+        unsafe {
+            let get = self.object.get::<unsafe extern "C" fn(*const c_char) -> c_longlong>(b"fake_get\0").expect("it is exported");
+            get(text.as_ptr())
+        }
+    }
+
+    /// Lets the call of this name fail with the driver's error `code`, once it has succeeded so many times.
+    pub fn fail(&self, call: &str, after: i64, code: i32) {
+        let text = CString::new(call).expect("a name without zeros");
+        // SAFETY: as for `set`.
+        unsafe {
+            let fail = self.object.get::<unsafe extern "C" fn(*const c_char, c_longlong, c_int)>(b"fake_fail\0").expect("it is exported");
+            fail(text.as_ptr(), after, code);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The kernels that models spend their time in: compiled for every architecture, none with too few registers.
+
+#[path = "../../tests/loops/builder.rs"]
+#[allow(dead_code)] // not every test needs all of it
+mod builder;
+mod common;
+
+use builder::Builder;
+use common::compile_for_gpu;
+use slabwise_cuda::{Function, Target, lower};
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::{Body, Dims, Gather, Inst, Operand, Pool2d, PoolKind, ReduceOp, ScatterAdd, Spec, Store, Window};
+
+fn sizes(dims: &[i64]) -> Dims {
+    dims.iter().map(|&d| Size::fixed(d)).collect()
+}
+
+fn contiguous(dtype: DType, dims: &[i64]) -> Operand {
+    Operand::contiguous(dtype, &sizes(dims)).expect("small")
+}
+
+fn storing(body: Body, dims: &[i64]) -> Spec {
+    Spec {
+        body,
+        dims: sizes(dims),
+        reduced: 0,
+        operands: vec![contiguous(DType::F32, dims)],
+        indices: vec![],
+        code: vec![Inst::Acc],
+        stores: vec![Store { value: 0, operand: 0 }],
+    }
+}
+
+fn softmax(rows: i64, n: i64, dtype: DType) -> Spec {
+    let mut b = Builder::new(&[rows, n], 1);
+    let x = b.typed(dtype, &[n, 1]);
+    let x = b.inst(Inst::Load(x));
+    let most = b.reduce(ReduceOp::Max, x);
+    let below = b.op(ScalarOp::Sub, &[x, most]);
+    let e = b.op(ScalarOp::Exp, &[below]);
+    let sum = b.reduce(ReduceOp::Sum, e);
+    let y = b.op(ScalarOp::Div, &[e, sum]);
+    let out = b.typed(dtype, &[n, 1]);
+    b.store(y, out);
+    b.spec
+}
+
+fn sum(dims: &[i64], reduced: usize, strides: &[i64], to: &[i64]) -> Spec {
+    let mut b = Builder::new(dims, reduced);
+    let x = b.load(strides);
+    let y = b.reduce(ReduceOp::Sum, x);
+    let out = b.operand(to);
+    b.store(y, out);
+    b.spec
+}
+
+/// y = gelu(x + bias), the form with tanh.
+fn gelu() -> Spec {
+    let mut b = Builder::new(&[8192, 3072], 0);
+    let (x, bias) = (b.load(&[3072, 1]), b.load(&[0, 1]));
+    let x = b.op(ScalarOp::Add, &[x, bias]);
+    let (third, scale, half, one) = (b.number(0.044_715), b.number(0.797_884_6), b.number(0.5), b.number(1.0));
+    let square = b.op(ScalarOp::Mul, &[x, x]);
+    let cubic = b.op(ScalarOp::Mul, &[square, third]);
+    let factor = b.op(ScalarOp::Add, &[cubic, one]);
+    let inner = b.op(ScalarOp::Mul, &[x, factor]);
+    let inner = b.op(ScalarOp::Mul, &[inner, scale]);
+    let tanh = b.op(ScalarOp::Tanh, &[inner]);
+    let above = b.op(ScalarOp::Add, &[tanh, one]);
+    let halved = b.op(ScalarOp::Mul, &[x, half]);
+    let y = b.op(ScalarOp::Mul, &[halved, above]);
+    let out = b.operand(&[3072, 1]);
+    b.store(y, out);
+    b.spec
+}
+
+fn transposed() -> Spec {
+    let mut b = Builder::new(&[64, 768, 1024], 0);
+    let x = b.load(&[768 * 1024, 1, 768]);
+    let out = b.operand(&[768 * 1024, 1024, 1]);
+    b.store(x, out);
+    b.spec
+}
+
+fn embedding(tokens: i64, width: i64, places: i64) -> [Spec; 2] {
+    let index = Operand { dtype: DType::I32, offset: Size::ZERO, strides: sizes(&[1, 0]) };
+    let source = Operand { dtype: DType::F32, offset: Size::ZERO, strides: sizes(&[0, 1]) };
+    let gather = Gather { source, index: index.clone(), axis_stride: Size::fixed(width), axis_len: Size::fixed(places) };
+    let value = contiguous(DType::F32, &[tokens, width]);
+    let scatter = ScatterAdd { axis: 0, space: sizes(&[tokens, width]), value, index };
+    [storing(Body::Gather(gather), &[tokens, width]), storing(Body::ScatterAdd(scatter), &[places, width])]
+}
+
+fn max_pool() -> Spec {
+    let window = Window { k: [2, 2], stride: [2, 2], pad: [0, 0] };
+    let (x, arg) = (contiguous(DType::F32, &[64, 32, 28, 28]), Some(contiguous(DType::U8, &[64, 32, 14, 14])));
+    let pool = Pool2d { kind: PoolKind::Max, window, hw: [Size::fixed(28); 2], x, arg };
+    storing(Body::Pool2d(pool), &[64, 32, 14, 14])
+}
+
+#[test]
+fn hot_kernels_spill_nothing() {
+    let mut specs = vec![
+        gelu(),
+        transposed(),
+        max_pool(),
+        softmax(8192, 64, DType::F32),
+        softmax(8192, 1000, DType::F32),
+        softmax(8192, 4096, DType::BF16),
+        softmax(64, 32_768, DType::F32),
+        sum(&[8192, 768], 1, &[768, 1], &[1, 0]),
+        sum(&[768, 8192], 1, &[1, 768], &[1, 0]),
+        sum(&[1 << 24], 1, &[1], &[0]),
+    ];
+    specs.extend(embedding(8192, 768, 50_257));
+    for sm in [80, 90, 100] {
+        let target = Target { sm, multiprocessors: 132, shared_bytes_max: 227 << 10, tf32: false, guarded: false };
+        let lowered = specs.iter().map(|spec| lower(spec, &Env::default(), &target).expect("source"));
+        let functions: Vec<Function> = lowered.flat_map(|l| l.functions).collect();
+        assert!(functions.len() > specs.len());
+        compile_for_gpu(&functions, sm, 0);
+    }
+}

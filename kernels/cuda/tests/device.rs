@@ -1,0 +1,180 @@
+//! A device over a driver without one: memory, staging, faults, graphs.
+
+use slabwise_cuda::driver::DriverError;
+use slabwise_cuda::fake::FakeDriver;
+use slabwise_cuda::{Device, Dispatch, Function, Launch, Limits, Lowered, Word};
+use slabwise_kernels::size::Env;
+
+const OUT_OF_MEMORY: i32 = 2;
+const ILLEGAL_ADDRESS: i32 = 700;
+
+fn limits(preallocate: bool) -> Limits {
+    Limits { fraction: 0.75, bytes_max: None, preallocate }
+}
+
+/// A kernel that adds a number to 64 floats.
+fn add() -> Lowered {
+    let text = "extern \"C\" __global__ void NAME(const __grid_constant__ Words<3> p) {\n    \
+                const int i = blockIdx.x * blockDim.x + threadIdx.x;\n    \
+                if (i < 64) ((float*)p.w[1])[i] = ((const float*)p.w[0])[i] + (float)(long long)p.w[2];\n}\n";
+    Lowered::new(vec![Function::new("add", text)], 0, |env: &Env| {
+        let words = vec![Word::Argument(0), Word::Argument(1), Word::Number(i64::from(env.0[0]))];
+        vec![Dispatch { function: 0, grid: [2, 1, 1], block: [32, 1, 1], shared_bytes: 0, words }]
+    })
+}
+
+fn floats(device: &Device, region: &slabwise_kernels::memory::Region) -> Vec<f32> {
+    let mut bytes = vec![0; region.bytes as usize];
+    device.read(region, &mut bytes).expect("it is read");
+    bytes.chunks_exact(4).map(|c| f32::from_ne_bytes(c.try_into().expect("4 bytes"))).collect()
+}
+
+#[test]
+fn memory_is_reserved_at_the_first_use_and_given_back() {
+    let Some(driver) = FakeDriver::install() else { return };
+    for (maps_pages, preallocate) in [(1, true), (1, false), (0, true), (0, false)] {
+        driver.set("maps_pages", maps_pages);
+        let before = driver.get("live_bytes");
+        let mut device = Device::open(0, limits(preallocate)).expect("it is there");
+        assert_eq!(driver.get("live_bytes"), before, "nothing is taken at load");
+        let a = device.reserve(1000).expect("there is room");
+        let taken = (driver.get("live_bytes") - before) as u64;
+        let limit = (64 << 20) / 4 * 3;
+        let expected = match (maps_pages, preallocate) {
+            (_, true) => limit,
+            (0, false) => 1024,
+            _ => 2 << 20,
+        };
+        assert_eq!((taken, device.usage().limit), (expected, limit), "{maps_pages} {preallocate}");
+        assert_eq!(device.usage().reserved, taken);
+        let b = device.reserve(5 << 20).expect("there is room");
+        device.write(&a, &[7; 1000]).expect("it is written");
+        device.fill(&b, 3).expect("it is filled");
+        device.copy(&a.part(0, 500), &b.part(1 << 20, 500)).expect("it is copied");
+        let mut bytes = vec![0; 502];
+        device.read(&b.part((1 << 20) - 1, 502), &mut bytes).expect("it is read");
+        assert_eq!((bytes[0], bytes[1], bytes[500], bytes[501]), (3, 7, 7, 3));
+        device.release(b.arena);
+        let c = device.reserve(5 << 20).expect("what was given back is there again");
+        assert_eq!(device.usage().used, 1024 + (5 << 20));
+        let mut bytes = vec![1; 5 << 20];
+        device.read(&c, &mut bytes).expect("it is read");
+        assert!(bytes.iter().all(|b| *b == 0), "arenas are zeros");
+        let refused = device.reserve(limit).expect_err("more than the limit leaves");
+        assert_eq!(refused, DriverError::OutOfMemory { bytes: limit });
+        drop(device);
+        assert_eq!(driver.get("live_bytes"), before, "everything is given back");
+    }
+    assert_eq!(driver.get("live_pinned"), 0);
+}
+
+#[test]
+fn what_the_driver_refuses_leaves_the_device_as_it_was() {
+    let Some(driver) = FakeDriver::install() else { return };
+    for (maps_pages, call) in [(1, "cuMemCreate"), (1, "cuMemMap"), (1, "cuMemSetAccess"), (0, "cuMemAlloc_v2")] {
+        driver.set("maps_pages", maps_pages);
+        let before = driver.get("live_bytes");
+        let mut device = Device::open(0, limits(false)).expect("it is there");
+        let first = device.reserve(3 << 20).expect("there is room");
+        driver.fail(call, 0, OUT_OF_MEMORY);
+        let error = device.reserve(3 << 20).expect_err("it was told to fail");
+        assert!(matches!(error, DriverError::OutOfMemory { .. }), "{call}: {error}");
+        let second = device.reserve(3 << 20).expect("it fails once");
+        device.fill(&first, 1).expect("it is filled");
+        device.fill(&second, 2).expect("it is filled");
+        device.synchronize().expect("both are memory");
+        drop(device);
+        assert_eq!(driver.get("live_bytes"), before, "{call}");
+    }
+}
+
+#[test]
+fn a_graph_is_recorded_once_and_replayed_without_allocations() {
+    let Some(driver) = FakeDriver::install() else { return };
+    let mut device = Device::open(0, limits(false)).expect("it is there");
+    let (x, y) = (device.reserve(256).expect("room"), device.reserve(256).expect("room"));
+    let kernel = add();
+    let program = device.load(&[&kernel, &kernel]).expect("the kernels are fine");
+    let usage = program.usage(&kernel.functions[0].name).expect("it was compiled");
+    assert!(usage.registers > 0 && usage.spill_bytes == 0);
+    device.prepare_staging(256).expect("there is room");
+    let env = Env([5, 0, 0, 0, 0, 0, 0, 0]);
+    let empty = x.part(0, 0);
+    for turn in 0..6u32 {
+        let allocations = driver.get("allocations");
+        device.begin_staging().expect("it begins");
+        let mut write = |bytes: &mut [u8]| bytes.chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&(turn as f32).to_ne_bytes()));
+        device.stage(&x, &mut write).expect("it is staged");
+        device.end_staging().expect("it ends");
+        if !device.replay(&program, &[5]).expect("the device is fine") {
+            assert_eq!(turn, 0);
+            let arguments = [[x, y], [y, y]];
+            let launches = (0..2).map(|step| Launch { step, kernel: &kernel, arguments: &arguments[step], workspace: empty });
+            device.record(&program, &[5], &env, true, launches).expect("it is recorded");
+            assert!(device.replay(&program, &[5]).expect("the device is fine"));
+        } else {
+            assert_eq!(driver.get("allocations"), allocations, "turn {turn}");
+        }
+        // Several runs are under way before anybody waits.
+        if turn % 3 == 2 {
+            assert_eq!(floats(&device, &y), vec![turn as f32 + 10.0; 64]);
+        }
+    }
+    assert_eq!((driver.get("captures"), device.fault()), (1, None));
+}
+
+#[test]
+fn a_device_that_is_lost_says_so_from_then_on() {
+    let Some(driver) = FakeDriver::install() else { return };
+    let mut device = Device::open(0, limits(false)).expect("it is there");
+    let x = device.reserve(256).expect("room");
+    driver.fail("cuStreamSynchronize", 0, ILLEGAL_ADDRESS);
+    let error = device.synchronize().expect_err("it was told to fail");
+    assert!(matches!(&error, DriverError::Lost(why) if why.contains("CUDA_ERROR_ILLEGAL_ADDRESS")), "{error}");
+    assert_eq!(device.fill(&x, 0), Err(error.clone()));
+    assert_eq!(device.reserve(1).map(|_| ()), Err(error));
+}
+
+#[test]
+fn a_driver_too_old_and_a_device_that_is_not_there_are_refused() {
+    let Some(driver) = FakeDriver::install() else { return };
+    let error = Device::open(1, limits(true)).map(|_| ()).expect_err("there is one");
+    assert_eq!(error, DriverError::NoDevice { count: 1 });
+    assert_eq!(error.to_string(), "there is one CUDA device, cuda:0");
+    driver.set("devices", 0);
+    let error = Device::open(0, limits(true)).map(|_| ()).expect_err("there is none");
+    assert_eq!(error.to_string(), "there is no CUDA device");
+}
+
+#[test]
+fn large_inputs_travel_ahead_and_arrive_in_their_turn() {
+    let Some(driver) = FakeDriver::install() else { return };
+    // As late as the driver may do things, each run still sees its own inputs, with and without room to send them ahead.
+    for (total, ahead) in [(64 << 20, true), (2 << 20, false)] {
+        driver.set("total", total);
+        driver.set("maps_pages", 0);
+        let mut device = Device::open(0, limits(false)).expect("it is there");
+        let bytes = 5 << 18;
+        let (x, y) = (device.reserve(bytes).expect("room"), device.reserve(256).expect("room"));
+        let before = device.usage().used;
+        device.prepare_staging(bytes as usize).expect("it is ready");
+        assert_eq!(device.usage().used > before, ahead);
+        let mut seen = device.reserve(8 * 16).expect("room");
+        seen.bytes = 8;
+        for turn in 0..16u8 {
+            let made = driver.get("allocations");
+            device.begin_staging().expect("it begins");
+            device.stage(&x, &mut |bytes| bytes.fill(turn + 1)).expect("it is staged");
+            device.end_staging().expect("it ends");
+            // What stands for the run: it looks at the last bytes of its input.
+            device.copy(&x.part(bytes - 8, 8), &y.part(0, 8)).expect("it is copied");
+            device.copy(&y.part(0, 8), &slabwise_kernels::memory::Region { offset: 8 * u64::from(turn), ..seen }).expect("it is copied");
+            assert_eq!(driver.get("allocations"), made);
+        }
+        for turn in 0..16u8 {
+            let mut read = [0; 8];
+            device.read(&slabwise_kernels::memory::Region { offset: 8 * u64::from(turn), ..seen }, &mut read).expect("it is read");
+            assert_eq!(read, [turn + 1; 8], "run {turn}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Convolutions and both gradients: the kernels that could compute them, emulated, against the definition.
+
+mod common;
+mod products;
+
+use common::{Case, Choices};
+use products::{Pick, check, check_exact, check_like_cpu, contiguous, plain, small_integers, typed};
+use slabwise_cuda::candidates;
+use slabwise_cuda::emulator::available;
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Inst, Operand, Spec, Store};
+
+const KINDS: [ConvKind; 3] = [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad];
+
+/// The numbers of a convolution.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    n: usize,
+    ci: usize,
+    co: usize,
+    hw: [usize; 2],
+    k: [usize; 2],
+    stride: [usize; 2],
+    pad: [usize; 2],
+    dilation: [usize; 2],
+    groups: usize,
+    /// Result rows and columns less than the image would give.
+    cut: [usize; 2],
+    dtype: DType,
+}
+
+impl Shape {
+    fn simple(n: usize, ci: usize, co: usize, hw: usize, k: usize, pad: usize) -> Shape {
+        let (hw, k, pad, one) = ([hw; 2], [k; 2], [pad; 2], [1; 2]);
+        Shape { n, ci, co, hw, k, stride: one, pad, dilation: one, groups: 1, cut: [0; 2], dtype: DType::F32 }
+    }
+
+    fn out(&self, i: usize) -> usize {
+        let span = (self.k[i] - 1) * self.dilation[i] + 1;
+        ((self.hw[i] + 2 * self.pad[i] - span) / self.stride[i] + 1).saturating_sub(self.cut[i]).max(1)
+    }
+
+    fn image(&self) -> [usize; 4] {
+        [self.n, self.ci, self.hw[0], self.hw[1]]
+    }
+
+    fn weight(&self) -> [usize; 4] {
+        [self.co, self.ci / self.groups, self.k[0], self.k[1]]
+    }
+
+    fn result(&self) -> [usize; 4] {
+        [self.n, self.co, self.out(0), self.out(1)]
+    }
+
+    /// The spaces of both operands and the result.
+    fn spaces(&self, kind: ConvKind) -> [[usize; 4]; 3] {
+        match kind {
+            ConvKind::Forward => [self.image(), self.weight(), self.result()],
+            ConvKind::InputGrad => [self.result(), self.weight(), self.image()],
+            ConvKind::WeightGrad => [self.image(), self.result(), self.weight()],
+        }
+    }
+
+    fn spec(&self, kind: ConvKind, [a, b, out]: [Operand; 3]) -> Spec {
+        let size = |x: usize| Size::fixed(x as i64);
+        let Shape { k, stride, pad, dilation, groups, .. } = *self;
+        let (n, ci, co) = (size(self.n), size(self.ci), size(self.co));
+        let (hw, ohw) = (self.hw.map(size), [size(self.out(0)), size(self.out(1))]);
+        let body = Conv2d { kind, n, ci, co, hw, ohw, k, stride, pad, dilation, groups, a, b };
+        plain(Body::Conv2d(body), &self.spaces(kind)[2], out)
+    }
+
+    /// With every operand contiguous.
+    fn contiguous(&self, kind: ConvKind) -> Spec {
+        let [a, b, out] = self.spaces(kind).map(|space| contiguous(&space));
+        self.spec(kind, [typed(self.dtype, 0, &a), typed(self.dtype, 0, &b), typed(DType::F32, 0, &out)])
+    }
+
+    fn case(&self, kind: ConvKind, choices: &mut Choices) -> Case {
+        let mut case = Case::new(format!("{kind:?} {self:?}"), self.contiguous(kind), choices);
+        case.target.shared_bytes_max = 164 << 10;
+        case
+    }
+}
+
+/// Axes in memory order, with gaps now and then.
+fn scattered(choices: &mut Choices, space: [usize; 4]) -> Operand {
+    let order = choices.pick(&[[0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3, 1], [3, 1, 0, 2], [1, 0, 2, 3]]);
+    let mut strides = [0; 4];
+    let mut stride = if choices.once_in(5) { 2 } else { 1 };
+    for &axis in order.iter().rev() {
+        strides[axis] = stride;
+        stride = stride * space[axis] + if choices.once_in(4) { 1 + choices.below(3) } else { 0 };
+    }
+    typed(DType::F32, choices.below(3) as i64, &strides)
+}
+
+#[test]
+fn random_geometry_and_strides() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(21);
+    let mut cases = Vec::new();
+    while cases.len() < 48 {
+        let groups = choices.pick(&[1, 1, 2, 3]);
+        let mut pair = |from: [usize; 2], most: [usize; 2]| [from[0] + choices.below(most[0]), from[1] + choices.below(most[1])];
+        let (hw, k, stride) = (pair([1, 1], [10, 14]), pair([1, 1], [5, 4]), pair([1, 1], [3, 3]));
+        let (pad, dilation) = (pair([0, 0], [4, 3]), pair([1, 1], [2, 3]));
+        let (n, ci, co) = (1 + choices.below(3), groups * (1 + choices.below(5)), groups * choices.pick(&[1, 2, 5, 17]));
+        let cut = [choices.below(4) / 3, choices.below(4) / 3];
+        let shape = Shape { n, ci, co, hw, k, stride, pad, dilation, groups, cut, dtype: DType::F32 };
+        if (0..2).any(|i| hw[i] + 2 * pad[i] <= (k[i] - 1) * dilation[i]) {
+            continue;
+        }
+        for kind in KINDS {
+            let spec = match cases.len() / 3 % 2 {
+                0 => shape.contiguous(kind),
+                _ => shape.spec(kind, shape.spaces(kind).map(|space| scattered(&mut choices, space))),
+            };
+            cases.push(Case::new(format!("{kind:?} {shape:?}"), spec, &mut choices));
+        }
+    }
+    check(&cases, Pick::Two);
+}
+
+#[test]
+fn shapes_of_every_kind() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(22);
+    let one = Shape::simple;
+    let shapes = [
+        // Several tiles of channels and of positions; the image's edges fall into tiles.
+        one(2, 9, 70, 9, 3, 1),
+        // A point-wise product is a plain one, with or without steps.
+        one(2, 40, 33, 6, 1, 0),
+        Shape { stride: [2, 2], ..one(3, 20, 30, 8, 1, 0) },
+        // Depthwise, also with several outputs per channel, with steps and gaps.
+        Shape { groups: 24, ..one(2, 24, 24, 9, 3, 1) },
+        Shape { groups: 8, stride: [2, 2], ..one(1, 8, 16, 15, 3, 1) },
+        Shape { groups: 3, stride: [3, 2], k: [2, 4], dilation: [1, 2], hw: [11, 37], ..one(2, 3, 3, 0, 0, 1) },
+        // Groups of several channels.
+        Shape { groups: 3, ..one(2, 12, 15, 8, 3, 1) },
+        // More residues than kernel elements, a dilation that shares a factor with the stride, a stride larger than the image.
+        Shape { stride: [4, 6], dilation: [2, 4], hw: [23, 31], ..one(2, 3, 5, 0, 3, 2) },
+        Shape { stride: [9, 9], ..one(2, 3, 2, 5, 5, 2) },
+        // Patches that fill the image.
+        Shape { stride: [4, 2], k: [4, 2], hw: [12, 10], ..one(2, 3, 20, 0, 0, 0) },
+        Shape { stride: [4, 4], k: [4, 4], hw: [13, 12], ..one(2, 3, 20, 0, 0, 0) },
+        // More padding than image; many positions of few images, many images of one position.
+        one(2, 2, 3, 1, 3, 4),
+        Shape { hw: [3, 300], k: [2, 3], ..one(1, 2, 3, 0, 0, 1) },
+        one(70, 3, 4, 2, 2, 0),
+    ];
+    let mut cases: Vec<Case> =
+        shapes.iter().flat_map(|s| KINDS.map(|kind| (s, kind))).map(|(s, kind)| s.case(kind, &mut choices)).collect();
+    cases.iter_mut().step_by(2).for_each(|c| c.target.multiprocessors = 16);
+    let ran = check(&cases, Pick::Two);
+    assert!(ran.iter().any(|n| n.starts_with("depthwise")) && ran.iter().any(|n| n.ends_with("parts")), "{ran:?}");
+}
+
+/// Halves and tf32 on tensor cores, where elements are gathered one by one, on sums without rounding.
+#[test]
+fn tensor_cores() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(23);
+    let mut cases = Vec::new();
+    for (i, dtype) in [DType::F32, DType::BF16, DType::F16].into_iter().enumerate() {
+        let shapes = [Shape::simple(2, 9, 40, 9, 3, 1), Shape { stride: [2, 1], ..Shape::simple(1, 16, 24, 8, 3, 1) }];
+        let shape = Shape { dtype, ..shapes[i % 2] };
+        for kind in KINDS {
+            let mut case = shape.case(kind, &mut choices);
+            case.target.tf32 = true;
+            small_integers(&mut case, &mut choices);
+            cases.push(case);
+        }
+    }
+    check_exact(&cases, Pick::Two);
+}
+
+/// A batch below the bound, and none: a weight gradient is zeros then.
+#[test]
+fn batches_below_the_bound() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(24);
+    let mut cases = Vec::new();
+    for kind in KINDS {
+        let mut spec = Shape::simple(1, 3, 5, 9, 3, 1).contiguous(kind);
+        let Body::Conv2d(body) = &mut spec.body else { unreachable!() };
+        body.n = Size::symbol(Symbol(0));
+        if kind != ConvKind::WeightGrad {
+            spec.dims[0] = body.n;
+        }
+        for n in [0, 1, 6] {
+            let [bounds, env] = [6, n].map(|n| Env([n, 0, 0, 0, 0, 0, 0, 0]));
+            let mut case = Case::bounded(format!("{kind:?} of {n}"), spec.clone(), bounds, env, &mut choices);
+            case.target.multiprocessors = 8;
+            cases.push(case);
+        }
+    }
+    check(&cases, Pick::Two);
+}
+
+/// Bias and activation behind the sum, and another operand updated in place.
+#[test]
+fn epilogues() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(25);
+    let mut cases = Vec::new();
+    for shape in [Shape::simple(3, 4, 6, 11, 3, 1), Shape { stride: [2, 2], groups: 2, ..Shape::simple(2, 4, 4, 9, 3, 1) }] {
+        for kind in KINDS {
+            let mut spec = shape.contiguous(kind);
+            let out = spec.operands[0].clone();
+            spec.operands = vec![out.clone(), typed(DType::F32, 0, &[0, 1, 0, 0]), out];
+            spec.code = vec![
+                Inst::Acc,
+                Inst::Load(1),
+                Inst::Op(ScalarOp::Add, [0, 1, 0]),
+                Inst::Op(ScalarOp::Relu, [2, 0, 0]),
+                Inst::Load(2),
+                Inst::Op(ScalarOp::Sub, [4, 0, 0]),
+            ];
+            spec.stores = vec![Store { value: 3, operand: 0 }, Store { value: 5, operand: 2 }];
+            let mut case = Case::new(format!("{kind:?} {shape:?}"), spec, &mut choices);
+            case.target.multiprocessors = 8;
+            cases.push(case);
+        }
+    }
+    check_like_cpu(&cases, Pick::Two, 2e-5);
+}
+
+#[test]
+fn wrong_geometry_is_refused() {
+    let shape = Shape::simple(2, 4, 6, 8, 3, 1);
+    let refused = |change: &dyn Fn(&mut Conv2d)| {
+        let mut spec = shape.contiguous(ConvKind::Forward);
+        let Body::Conv2d(body) = &mut spec.body else { unreachable!() };
+        change(body);
+        candidates(&spec, &Env::default(), &common::TARGET).expect_err("it is wrong").to_string()
+    };
+    assert!(refused(&|b| b.groups = 3).contains("4 input channels in 3 groups"), "{}", refused(&|b| b.groups = 3));
+    assert!(refused(&|b| b.stride = [0, 1]).contains("stride [0, 1]"));
+    assert!(refused(&|b| b.ohw = [Size::fixed(3); 2]).contains("Forward convolution over"));
+    assert!(refused(&|b| b.a.strides.truncate(3)).contains("four axes"));
+    let huge = |b: &mut Conv2d| b.ci = Size::fixed(1 << 40);
+    assert!(refused(&huge).contains("at most"), "{}", refused(&huge));
+}

@@ -1,0 +1,90 @@
+//! Several specs in one launch, against the CPU's kernels one by one.
+
+#[path = "../../tests/loops/builder.rs"]
+#[allow(dead_code)] // not every test needs all of it
+mod builder;
+mod common;
+
+use builder::Builder;
+use common::{Case, Choices, NO_FAULT, SAVED_BY_CALLS, TARGET, compile_for_gpu};
+use slabwise_cuda::emulator::{Check, Emulator, Order, available};
+use slabwise_cuda::lower_many;
+use slabwise_kernels::scalar::ScalarOp;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{ReduceOp, Spec};
+
+/// w −= rate · m for m = 0.9 m + g, in place.
+fn update(dims: &[i64]) -> Spec {
+    let mut b = Builder::new(dims, 0);
+    let mut strides = vec![1; dims.len()];
+    for axis in (1..dims.len()).rev() {
+        strides[axis - 1] = strides[axis] * dims[axis];
+    }
+    let (weight, gradient, moment) = (b.load(&strides), b.load(&strides), b.load(&strides));
+    let rate = b.load(&vec![0; dims.len()]);
+    let decay = b.number(0.9);
+    let kept = b.op(ScalarOp::Mul, &[moment, decay]);
+    let next = b.op(ScalarOp::Add, &[kept, gradient]);
+    let step = b.op(ScalarOp::Mul, &[next, rate]);
+    let new = b.op(ScalarOp::Sub, &[weight, step]);
+    let (to_weight, to_moment) = (b.operand(&strides), b.operand(&strides));
+    b.store(new, to_weight);
+    b.store(next, to_moment);
+    b.spec
+}
+
+fn total(n: i64) -> Spec {
+    let mut b = Builder::new(&[n], 1);
+    let x = b.load(&[1]);
+    let y = b.reduce(ReduceOp::Sum, x);
+    let out = b.operand(&[0]);
+    b.store(y, out);
+    b.spec
+}
+
+#[test]
+fn updates_of_all_parameters_share_launches() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(1);
+    // More parameters than one launch has room for, and something else among them.
+    let mut specs: Vec<Spec> = (0..90).map(|i| update(&[2 + i * 7 % 50])).collect();
+    specs.extend([update(&[30, 40]), total(300), update(&[5001]), update(&[3, 5, 7])]);
+    let all: Vec<&Spec> = specs.iter().collect();
+    let groups = lower_many(&all, &Env::default(), &TARGET).expect("source");
+    assert_eq!(groups.len(), 2);
+    assert_eq!(groups[0].members.len() + groups[1].members.len(), specs.len());
+    let launches = groups[0].lowered.launches(&Env::default());
+    assert!((2..=3).contains(&launches.len()), "{} launches", launches.len());
+    let functions: Vec<_> = groups.iter().flat_map(|g| g.lowered.functions.clone()).collect();
+    compile_for_gpu(&functions, 90, SAVED_BY_CALLS);
+    let emulator = Emulator::new(&functions, Check::Nothing).expect("compiles");
+    for group in &groups {
+        let mut case = |m: usize| {
+            let mut case = Case::new(format!("member {m}"), specs[m].clone(), &mut choices);
+            if case.args.len() == 6 {
+                case.same = vec![(4, 0), (5, 2)];
+            }
+            case
+        };
+        let cases: Vec<Case> = group.members.iter().map(|&m| case(m)).collect();
+        // All arguments, one spec's after the other's.
+        let mut whole = cases[0].clone();
+        (whole.args, whole.same) = (vec![], vec![]);
+        for case in &cases {
+            let first = whole.args.len();
+            whole.same.extend(case.same.iter().map(|(again, of)| (first + again, first + of)));
+            whole.args.extend(case.args.clone());
+        }
+        let expected: Vec<Vec<u8>> = cases.iter().flat_map(|case| case.on_cpu().0).collect();
+        for order in Order::ALL {
+            let (got, _) = whole.emulated(&group.lowered, &emulator, order, NO_FAULT).expect("runs");
+            for (a, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let floats = |bytes: &[u8]| bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect::<Vec<_>>();
+                let near = floats(got).iter().zip(floats(expected)).all(|(x, y)| (x - y).abs() <= 1e-5 * y.abs().max(1.0));
+                assert!(near, "argument {a} ({order:?})");
+            }
+        }
+    }
+}

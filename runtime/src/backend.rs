@@ -1,0 +1,423 @@
+//! What a session's device does for it: memory to hold weights and slab, and kernels that run there.
+//!
+//! On the CPU both are at hand. What lies on another device is reached by copies: [`Backend::look`] and [`Backend::edit`]
+//! show a region as host memory wherever it lies.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use slabwise_kernels::cpu::{self, Config, Fault, SpecError, Team};
+use slabwise_kernels::memory::{Memory, Region};
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::Spec;
+use slabwise_planner::Bytes;
+
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::{Check, Gpu, Loaded};
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::memory::{MemoryConfig, MemoryInfo, Range, Refused, Source, Stream};
+
+/// What kernels are prepared for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Target {
+    /// The CPU.
+    Cpu(Config),
+    /// A CUDA device.
+    #[cfg(feature = "cuda")]
+    Cuda(slabwise_cuda::Target),
+}
+
+/// A prepared kernel.
+pub enum Kernel {
+    /// For the CPU.
+    Cpu(Box<cpu::Kernel>),
+    /// For a CUDA device, with what it was made from.
+    #[cfg(feature = "cuda")]
+    Cuda(Box<Spec>, slabwise_cuda::Lowered),
+}
+
+impl Kernel {
+    /// Prepares a spec. `guarded`: it stores to weights or state, which it must not if an index was out of range before it.
+    pub fn new(spec: Spec, bounds: &Env, target: &Target, guarded: bool) -> Result<Kernel, SpecError> {
+        match target {
+            // On the CPU a run has stopped by then.
+            Target::Cpu(config) => {
+                let _ = guarded;
+                cpu::Kernel::new(spec, bounds, config).map(|kernel| Kernel::Cpu(Box::new(kernel)))
+            }
+            #[cfg(feature = "cuda")]
+            Target::Cuda(target) => {
+                let lowered = slabwise_cuda::lower(&spec, bounds, &slabwise_cuda::Target { guarded, ..*target })?;
+                Ok(Kernel::Cuda(Box::new(spec), lowered))
+            }
+        }
+    }
+
+    /// Bytes of scratch memory a run needs, whatever the sizes up to the bounds.
+    pub fn workspace(&self) -> u64 {
+        match self {
+            Kernel::Cpu(kernel) => kernel.workspace(),
+            #[cfg(feature = "cuda")]
+            Kernel::Cuda(_, lowered) => slabwise_cuda::workspace_bytes(lowered),
+        }
+    }
+
+    /// The largest team that its workspace has room for, where a team runs it.
+    pub(crate) fn threads(&self) -> Option<usize> {
+        match self {
+            Kernel::Cpu(kernel) => Some(kernel.threads()),
+            #[cfg(feature = "cuda")]
+            Kernel::Cuda(..) => None,
+        }
+    }
+}
+
+/// What a kernel's function uses of a GPU's multiprocessor, as its assembler says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes that a thread writes to memory because it has too few registers.
+    pub spill_bytes: u32,
+    /// Bytes of shared memory of a block, without what a launch adds.
+    pub shared_bytes: u32,
+}
+
+/// Without the feature no program is loaded anywhere.
+#[cfg(not(feature = "cuda"))]
+pub(crate) enum Loaded {}
+
+#[cfg(not(feature = "cuda"))]
+impl Loaded {
+    pub fn look_at_input(&self, _: usize, _: slabwise_kernels::dtype::DType, _: &[u8], _: &Env) -> Result<()> {
+        match *self {}
+    }
+}
+
+/// A device in use by a session.
+pub(crate) enum Backend {
+    /// The host's memory.
+    Cpu(Memory),
+    #[cfg(feature = "cuda")]
+    Cuda(Box<Gpu>),
+}
+
+impl Backend {
+    /// Opens a device.
+    pub fn open(device: Device) -> Result<Backend> {
+        match device {
+            Device::Cpu => Ok(Backend::Cpu(Memory::new())),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(ordinal) => Gpu::open(ordinal, &MemoryConfig::default()).map(|gpu| Backend::Cuda(Box::new(gpu))),
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(_) => device.check().map(|()| Backend::Cpu(Memory::new())),
+        }
+    }
+
+    /// What kernels are prepared for.
+    pub fn target(&self, config: Config) -> Target {
+        match self {
+            Backend::Cpu(_) => Target::Cpu(config),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => Target::Cuda(gpu.target()),
+        }
+    }
+
+    /// The host's memory, if that is where everything lies.
+    pub fn host(&self) -> Option<&Memory> {
+        match self {
+            Backend::Cpu(memory) => Some(memory),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => None,
+        }
+    }
+
+    /// The same, to change: where copies are made by a thread of the host's.
+    pub fn host_mut(&mut self) -> Option<&mut Memory> {
+        match self {
+            Backend::Cpu(memory) => Some(memory),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => None,
+        }
+    }
+
+    /// An arena of zeros for what the error would name.
+    pub fn reserve(&mut self, bytes: u64, what: &str) -> Result<Region> {
+        match self {
+            Backend::Cpu(memory) => memory.reserve(bytes).map_err(|e| refused(what, e)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.reserve(bytes, what),
+        }
+    }
+
+    /// Gives an arena back.
+    pub fn release(&mut self, arena: u32) {
+        match self {
+            Backend::Cpu(memory) => memory.release(arena),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.device.release(arena),
+        }
+    }
+
+    /// Copies one region to another of the same length.
+    pub fn copy(&mut self, from: &Region, to: &Region) -> Result<()> {
+        match self {
+            Backend::Cpu(memory) => {
+                memory.copy(from, to);
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.copy(from, to),
+        }
+    }
+
+    /// Fills a region with a byte.
+    pub fn fill(&mut self, region: &Region, byte: u8) -> Result<()> {
+        match self {
+            Backend::Cpu(memory) => {
+                memory.bytes_mut(region).fill(byte);
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.fill(region, byte),
+        }
+    }
+
+    /// Shows what a region holds, after all that runs have been asked for.
+    pub fn look<T>(&self, region: &Region, see: impl FnOnce(&Memory, &Region) -> T) -> Result<T> {
+        match self {
+            Backend::Cpu(memory) => Ok(see(memory, region)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.fetch(region).map(|(memory, region)| see(&memory, &region)),
+        }
+    }
+
+    /// What a region holds, in memory of the host of its own.
+    pub fn fetch(&self, region: &Region) -> Result<(Memory, Region)> {
+        match self {
+            Backend::Cpu(memory) => {
+                let (mut copy, own) = scratch(region.bytes)?;
+                copy.bytes_mut(&own).copy_from_slice(memory.bytes(region));
+                Ok((copy, own))
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.fetch(region),
+        }
+    }
+
+    /// Lets `change` write all of a region.
+    pub fn edit(&mut self, region: &Region, change: impl FnOnce(&mut Memory, &Region)) -> Result<()> {
+        match self {
+            Backend::Cpu(memory) => {
+                change(memory, region);
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.edit(region, change),
+        }
+    }
+
+    /// Begins to put a run's inputs in place.
+    pub fn begin_inputs(&mut self) -> Result<()> {
+        match self {
+            Backend::Cpu(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.begin_inputs(),
+        }
+    }
+
+    /// Lets `write` write an input's bytes, for the run that is asked for next.
+    pub fn input(&mut self, region: &Region, write: &mut dyn FnMut(&mut [u8])) -> Result<()> {
+        match self {
+            Backend::Cpu(memory) => {
+                write(memory.bytes_mut(region));
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.input(region, write),
+        }
+    }
+
+    /// Puts the sizes of a run where its kernels find them.
+    pub fn publish(&mut self, region: &Region, sizes: &Env) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Backend::Cuda(gpu) = self
+            && gpu.published.replace(*sizes) == Some(*sizes)
+        {
+            // They are there since the last run.
+            return Ok(());
+        }
+        self.input(region, &mut |bytes| {
+            for (slot, &size) in bytes.chunks_exact_mut(4).zip(&sizes.0) {
+                slot.copy_from_slice(&i32::try_from(size).unwrap_or(i32::MAX).to_ne_bytes());
+            }
+        })
+    }
+
+    /// Ends what [`Backend::begin_inputs`] began.
+    pub fn end_inputs(&mut self) -> Result<()> {
+        match self {
+            Backend::Cpu(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.end_inputs(),
+        }
+    }
+
+    /// Runs one kernel of a program, or asks for it to be run.
+    #[allow(clippy::too_many_arguments)]
+    pub fn run(
+        &mut self,
+        loaded: Option<&Loaded>,
+        (step, kernel): (usize, &Kernel),
+        args: &[Region],
+        workspace: &Region,
+        env: &Env,
+        team: &Team,
+    ) -> Result<Result<(), Fault>> {
+        // Without other devices there is nothing that a kernel could be at odds with.
+        let _ = step;
+        match (self, kernel, loaded) {
+            (Backend::Cpu(memory), Kernel::Cpu(kernel), _) => Ok(kernel.run(memory, args, workspace, env, team)),
+            #[cfg(feature = "cuda")]
+            (Backend::Cuda(gpu), Kernel::Cuda(spec, kernel), Some(loaded)) => {
+                gpu.launch(loaded, (step, spec, kernel), args, workspace, env).map(Ok)
+            }
+            #[cfg(feature = "cuda")]
+            _ => Err(Error::Internal(format!("kernel {step} was prepared for another device"))),
+        }
+    }
+
+    /// Ends a run whose kernels were run one by one.
+    pub fn end_run(&mut self, loaded: Option<&Loaded>) -> Result<()> {
+        match (self, loaded) {
+            #[cfg(feature = "cuda")]
+            (Backend::Cuda(gpu), Some(loaded)) => gpu.end_launches(loaded),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes taken from the device.
+    pub fn reserved_bytes(&self) -> u64 {
+        match self {
+            Backend::Cpu(memory) => memory.reserved_bytes(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.device.usage().reserved,
+        }
+    }
+
+    /// Keeps an error that could not be told, for the next run.
+    pub fn keep(&self, error: Error) {
+        match self {
+            Backend::Cpu(_) => drop(error),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.keep(error),
+        }
+    }
+
+    /// Memory settings from here on.
+    pub fn configure(&mut self, config: &MemoryConfig) -> Result<()> {
+        match self {
+            Backend::Cpu(_) => {
+                let _ = config;
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.configure(config),
+        }
+    }
+
+    /// Waits until all that was asked for is done.
+    pub fn settle(&self) -> Result<()> {
+        match self {
+            Backend::Cpu(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.settle(),
+        }
+    }
+
+    /// Where the last checkpoint was written, for what is said if the device is lost.
+    pub fn saved(&self, path: &std::path::Path) {
+        match self {
+            Backend::Cpu(_) => {
+                let _ = path;
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.saved(path),
+        }
+    }
+}
+
+/// Memory of the host for a copy of this length.
+fn scratch(bytes: u64) -> Result<(Memory, Region)> {
+    let mut memory = Memory::new();
+    let region = memory.reserve(bytes).map_err(|e| refused("a copy on the host", e))?;
+    Ok((memory, region))
+}
+
+/// The error for memory the host refused.
+fn refused(what: &str, e: slabwise_kernels::memory::OutOfMemory) -> Error {
+    Error::OutOfMemory { what: what.into(), bytes: Bytes(e.bytes), more: String::new() }
+}
+
+/// Memory for the pool. All work of a session is one stream's, in order; so nothing has to be waited for before memory that
+/// stays within it is used again, and a device waits by itself before it gives memory back.
+impl Source for Backend {
+    fn info(&mut self) -> MemoryInfo {
+        match self {
+            Backend::Cpu(memory) => memory.info(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.info(),
+        }
+    }
+
+    fn reserve(&mut self, bytes: u64) -> Result<u32, Refused> {
+        match self {
+            Backend::Cpu(memory) => Source::reserve(memory, bytes),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.device.reserve(bytes).map(|region| region.arena).map_err(|_| Refused { bytes }),
+        }
+    }
+
+    fn release(&mut self, arena: u32) {
+        Backend::release(self, arena);
+    }
+
+    fn range(&mut self, bytes: u64) -> Option<Range> {
+        match self {
+            Backend::Cpu(memory) => memory.range(bytes),
+            // The reservation is a range already.
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => None,
+        }
+    }
+
+    fn map(&mut self, _pages: Region) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn unmap(&mut self, _pages: Region) {}
+
+    fn remap(&mut self, _from: Region, _to: Region) {}
+
+    fn copy(&mut self, _stream: Stream, from: Region, to: Region) {
+        // A device that is lost says so at the next call that can fail.
+        let _ = Backend::copy(self, &from, &to);
+    }
+
+    fn completed(&mut self, _stream: Stream) -> u64 {
+        u64::MAX
+    }
+
+    fn synchronize(&mut self, _stream: Stream, _sequence: u64) {}
+
+    fn now(&mut self) -> std::time::Duration {
+        Memory::new().now()
+    }
+
+    fn preallocates(&self) -> bool {
+        // What a device takes ahead, its reservation takes.
+        false
+    }
+}

@@ -1,0 +1,314 @@
+//! A CUDA device in use by a session.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use slabwise_cuda::driver::DriverError;
+use slabwise_cuda::{Device, Launch, Limits, Lowered, Program};
+use slabwise_kernels::cpu::Fault;
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::memory::{Memory, Region};
+use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::spec::Spec;
+use slabwise_planner::Bytes;
+
+use super::{Kernel, Resources, scratch};
+use crate::error::{Error, Mistake, Result};
+use crate::memory::{MemoryConfig, MemoryInfo};
+
+/// A kernel that looks for indices out of range.
+#[derive(Clone, Debug)]
+pub(crate) struct Check {
+    /// Where the user asked for it; its message is filled in.
+    pub mistake: Mistake,
+    /// One more than the largest index allowed.
+    pub limit: Size,
+    /// The input that holds the indices, all of it, if there is one: then the host looks before anything runs.
+    pub input: Option<usize>,
+}
+
+/// What the kernels of a compiled program became on the device.
+pub(crate) struct Loaded {
+    pub program: Program,
+    pub checks: Arc<[Check]>,
+}
+
+/// The device, and what was asked of it lately.
+pub(crate) struct Gpu {
+    pub device: Device,
+    name: String,
+    /// The checks of the program that ran last, and its sizes.
+    running: Mutex<(Arc<[Check]>, Env)>,
+    saved: Mutex<Option<PathBuf>>,
+    /// What somebody found who could not tell.
+    untold: Mutex<Option<Error>>,
+    /// Whether runs are recorded as graphs.
+    pub graphs: bool,
+    /// The sizes of the last run, which lie on the device.
+    pub published: Option<Env>,
+    /// Whether inputs are being put in place.
+    placing: bool,
+}
+
+impl Gpu {
+    pub fn open(ordinal: u32, config: &MemoryConfig) -> Result<Gpu> {
+        let name = crate::device::Device::Cuda(ordinal).to_string();
+        let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
+        let graphs = switch("SLABWISE_CUDA_GRAPHS")?;
+        let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
+        Ok(Gpu { device, name, running, saved: Mutex::default(), untold: Mutex::default(), graphs, published: None, placing: false })
+    }
+
+    /// Limits of the device's memory, unless some of it is in use already.
+    pub fn configure(&mut self, config: &MemoryConfig) -> Result<()> {
+        self.device.set_limits(limits(config)?);
+        Ok(())
+    }
+
+    /// Keeps an error for whoever asks next.
+    pub fn keep(&self, error: Error) {
+        self.untold.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    pub fn target(&self) -> slabwise_cuda::Target {
+        self.device.properties().target
+    }
+
+    /// The error that a driver's is to a user.
+    pub fn error(&self, error: DriverError) -> Error {
+        match error {
+            DriverError::Lost(why) => {
+                let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                Error::Lost { device: self.name.clone(), why, saved }
+            }
+            DriverError::OutOfMemory { bytes } => self.out_of_memory("work on the device", bytes),
+            other => Error::Device { device: self.name.clone(), why: other.to_string() },
+        }
+    }
+
+    /// The bill: what was asked for, and who has the rest.
+    fn out_of_memory(&self, what: &str, bytes: u64) -> Error {
+        let usage = self.device.usage();
+        let (free, total) = self.device.memory().unwrap_or_default();
+        let more = format!(
+            " on {}: of its {}, {} are free; slabwise may use {} (SLABWISE_MEM_FRACTION) and uses {} of them, of which {} by sessions",
+            self.name,
+            Bytes(total),
+            Bytes(free),
+            Bytes(usage.limit),
+            Bytes(usage.reserved),
+            Bytes(usage.used)
+        );
+        Error::OutOfMemory { what: what.into(), bytes: Bytes(bytes), more }
+    }
+
+    pub fn reserve(&mut self, bytes: u64, what: &str) -> Result<Region> {
+        self.device.reserve(bytes).map_err(|e| match e {
+            DriverError::OutOfMemory { .. } => self.out_of_memory(what, bytes),
+            other => self.error(other),
+        })
+    }
+
+    pub fn info(&self) -> MemoryInfo {
+        let (free, total) = self.device.memory().unwrap_or_default();
+        MemoryInfo { free, total }
+    }
+
+    pub fn copy(&self, from: &Region, to: &Region) -> Result<()> {
+        self.device.copy(from, to).map_err(|e| self.error(e))
+    }
+
+    pub fn fill(&self, region: &Region, byte: u8) -> Result<()> {
+        self.device.fill(region, byte).map_err(|e| self.error(e))
+    }
+
+    /// A region's bytes in memory of the host, once all runs are done.
+    pub fn fetch(&self, region: &Region) -> Result<(Memory, Region)> {
+        let (mut memory, own) = scratch(region.bytes)?;
+        self.device.read(region, memory.bytes_mut(&own)).map_err(|e| self.error(e))?;
+        self.faults()?;
+        Ok((memory, own))
+    }
+
+    pub fn edit(&mut self, region: &Region, change: impl FnOnce(&mut Memory, &Region)) -> Result<()> {
+        let (mut memory, own) = scratch(region.bytes)?;
+        change(&mut memory, &own);
+        self.device.write(region, memory.bytes(&own)).map_err(|e| self.error(e))
+    }
+
+    /// Fails if a run has met an index out of range, as far as runs are done; and forgets it then.
+    pub fn faults(&self) -> Result<()> {
+        if let Some(error) = self.untold.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(error);
+        }
+        let Some(found) = self.device.fault() else { return Ok(()) };
+        self.device.clear_fault().map_err(|e| self.error(e))?;
+        let (checks, env) = self.running.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let outside = |check: &&Check| !(0..check.limit.at(&env)).contains(&i64::from(found.value));
+        let check = checks.iter().find(outside).ok_or_else(|| Error::Internal("a fault that no kernel looks for".into()))?;
+        Err(check.fault(u64::from(found.position), i64::from(found.value), &env))
+    }
+
+    /// Waits until all runs are done, and fails if one did.
+    pub fn settle(&self) -> Result<()> {
+        self.device.synchronize().map_err(|e| self.error(e))?;
+        self.faults()
+    }
+
+    /// Makes room for this many bytes of inputs.
+    pub fn prepare_inputs(&mut self, bytes: u64) -> Result<()> {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        self.device.prepare_staging(bytes).map_err(|e| self.error(e))
+    }
+
+    pub fn begin_inputs(&mut self) -> Result<()> {
+        self.faults()?;
+        if std::mem::replace(&mut self.placing, true) {
+            // A run that was refused half-way may not have sent its sizes.
+            self.published = None;
+        }
+        self.device.begin_staging().map_err(|e| self.error(e))
+    }
+
+    pub fn input(&mut self, region: &Region, write: &mut dyn FnMut(&mut [u8])) -> Result<()> {
+        self.device.stage(region, write).map_err(|e| self.error(e))
+    }
+
+    pub fn end_inputs(&mut self) -> Result<()> {
+        self.placing = false;
+        self.device.end_staging().map_err(|e| self.error(e))
+    }
+
+    /// Compiles and loads a program's kernels.
+    pub fn load(&self, name: &str, kernels: &[&Lowered], checks: Vec<Check>) -> Result<Loaded> {
+        use slabwise_cuda::LoadError;
+        let program = self.device.load(kernels).map_err(|e| match e {
+            LoadError::Driver(e) => self.error(e),
+            other => Error::Device { device: self.name.clone(), why: format!("\"{name}\": {other}") },
+        })?;
+        Ok(Loaded { program, checks: checks.into() })
+    }
+
+    /// Makes a program the one whose faults are met from here on.
+    pub fn start(&mut self, loaded: &Loaded, env: &Env) -> Result<()> {
+        let other = {
+            let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner);
+            !running.0.is_empty() && !Arc::ptr_eq(&running.0, &loaded.checks)
+        };
+        if other {
+            // What the runs of the other program met is told by its own lines.
+            self.settle()?;
+        }
+        *self.running.get_mut().unwrap_or_else(PoisonError::into_inner) = (loaded.checks.clone(), *env);
+        Ok(())
+    }
+
+    pub fn launch(
+        &mut self,
+        loaded: &Loaded,
+        (step, spec, kernel): (usize, &Spec, &Lowered),
+        arguments: &[Region],
+        workspace: &Region,
+        env: &Env,
+    ) -> Result<()> {
+        within(spec, arguments, env)?;
+        let launch = Launch { step, kernel, arguments, workspace: *workspace };
+        let launched = self.device.launch(&loaded.program, env, &launch);
+        launched.map_err(|e| self.error(e))
+    }
+
+    /// Ends a run that was launched kernel by kernel.
+    pub fn end_launches(&mut self, loaded: &Loaded) -> Result<()> {
+        let ended = self.device.end_launches(!loaded.checks.is_empty());
+        ended.map_err(|e| self.error(e))
+    }
+
+    /// Does a whole run by one call, if it has been recorded under this key.
+    pub fn replay(&mut self, loaded: &Loaded, key: &[u64]) -> Result<bool> {
+        let replayed = self.device.replay(&loaded.program, key);
+        replayed.map_err(|e| self.error(e))
+    }
+
+    /// Records a run: each step's kernel, its arguments and its workspace.
+    pub fn record(&mut self, loaded: &Loaded, key: &[u64], env: &Env, steps: &[(&Kernel, Vec<Region>, Region)]) -> Result<()> {
+        let mut launches = Vec::with_capacity(steps.len());
+        for (step, (kernel, arguments, workspace)) in steps.iter().enumerate() {
+            let Kernel::Cuda(spec, kernel) = kernel else {
+                return Err(Error::Internal(format!("kernel {step} was prepared for another device")));
+            };
+            within(spec, arguments, env)?;
+            launches.push(Launch { step, kernel, arguments, workspace: *workspace });
+        }
+        let recorded = self.device.record(&loaded.program, key, env, !loaded.checks.is_empty(), launches.into_iter());
+        recorded.map_err(|e| self.error(e))
+    }
+
+    pub fn saved(&self, path: &Path) {
+        *self.saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(path.into());
+    }
+}
+
+impl Loaded {
+    /// What a kernel's functions use.
+    pub fn resources(&self, kernel: &Kernel) -> Vec<Resources> {
+        let Kernel::Cuda(_, lowered) = kernel else { return Vec::new() };
+        let used = lowered.functions.iter().filter_map(|f| self.program.usage(&f.name));
+        used.map(|u| Resources { registers: u.registers, spill_bytes: u.spill_bytes, shared_bytes: u.shared_bytes }).collect()
+    }
+
+    /// Looks for indices out of range in an input on its way to the device, so that a run fails before it begins.
+    pub fn look_at_input(&self, input: usize, dtype: DType, bytes: &[u8], env: &Env) -> Result<()> {
+        for check in self.checks.iter().filter(|check| check.input == Some(input)) {
+            let limit = check.limit.at(env);
+            let index = |at: usize| match dtype {
+                DType::I32 => bytes[4 * at..].first_chunk().map_or(0, |b| i64::from(i32::from_ne_bytes(*b))),
+                _ => i64::from(bytes[at]),
+            };
+            let found = (0..bytes.len() / dtype.bytes()).find(|&at| !(0..limit).contains(&index(at)));
+            if let Some(at) = found {
+                return Err(check.fault(at as u64, index(at), env));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Check {
+    /// The error for an index that is out of range.
+    pub fn fault(&self, position: u64, value: i64, env: &Env) -> Error {
+        let limit = u64::try_from(self.limit.at(env)).unwrap_or(0);
+        let message = Fault::Index { position, value, limit }.to_string();
+        Error::Data { mistake: Mistake { message, ..self.mistake.clone() } }
+    }
+}
+
+/// What a configuration says of a device's memory.
+fn limits(config: &MemoryConfig) -> Result<Limits> {
+    let settings = config.resolve().map_err(|e| Error::Value(e.to_string()))?;
+    Ok(Limits {
+        fraction: settings.fraction.unwrap_or(0.75),
+        bytes_max: settings.limit,
+        // On a device that others may use too it is better to know at once.
+        preallocate: settings.preallocate.unwrap_or(true),
+    })
+}
+
+/// A variable of the environment that is 0 or 1, 1 by default.
+fn switch(name: &str) -> Result<bool> {
+    match std::env::var(name).as_deref() {
+        Err(_) | Ok("1") => Ok(true),
+        Ok("0") => Ok(false),
+        Ok(other) => Err(Error::Value(format!("{name} is {other:?}; it is 0 or 1"))),
+    }
+}
+
+/// Whether all that a kernel reaches lies in its arguments' regions, as the CPU's kernels make sure of at each run.
+fn within(spec: &Spec, arguments: &[Region], env: &Env) -> Result<()> {
+    for (at, ((operand, dims, _), region)) in spec.arguments().iter().zip(arguments).enumerate() {
+        let needed = operand.extent(dims, env).saturating_mul(operand.dtype.bytes() as u64);
+        if needed > region.bytes {
+            return Err(Error::Internal(format!("argument {at} reaches {needed} bytes of a region of {}", region.bytes)));
+        }
+    }
+    Ok(())
+}

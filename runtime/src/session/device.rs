@@ -1,0 +1,73 @@
+//! Runs on a CUDA device: a program's kernels loaded once, a run recorded as a graph for its sizes and done again.
+
+use slabwise_kernels::memory::Region;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::{Body, Operand};
+use smallvec::SmallVec;
+
+use super::Session;
+use crate::backend::{Backend, Check, Kernel};
+use crate::error::{Error, Mistake, Result};
+use crate::program::{Compiled, Place};
+
+impl Session {
+    /// Compiles and loads a program's kernels, and makes room for its inputs on their way, if this session's device wants that.
+    pub(crate) fn load_program(&mut self, inner: &mut Compiled) -> Result<()> {
+        self.reserve_sizes()?;
+        let Backend::Cuda(gpu) = &mut self.memory else { return Ok(()) };
+        let mut kernels = Vec::with_capacity(inner.steps.len());
+        let mut checks = Vec::new();
+        for step in &inner.steps {
+            let Some(Kernel::Cuda(spec, kernel)) = step.kernel() else {
+                return Err(Error::Internal(format!("{} was prepared for another device", step.name)));
+            };
+            kernels.push(kernel);
+            if let Body::CheckIndex(check) = &spec.body {
+                let mistake = Mistake { location: step.origin.location, layer: step.origin.layer.to_string(), message: String::new() };
+                let whole = Operand::contiguous(check.index.dtype, &spec.dims).as_ref() == Some(&check.index);
+                let input = match step.places[0] {
+                    Place::Planned(buffer) if whole => inner
+                        .inputs
+                        .iter()
+                        .position(|i| i.buffer == Some(buffer) && crate::shape::elements(&i.dims) == crate::shape::elements(&spec.dims)),
+                    _ => None,
+                };
+                checks.push(Check { mistake, limit: check.limit, input });
+            }
+        }
+        inner.loaded = Some(gpu.load(&inner.name, &kernels, checks)?);
+        let staged: u64 = inner.inputs.iter().filter_map(|i| i.buffer).map(|b| inner.buffers[b].place.bytes).sum();
+        // Each starts at a multiple of 16 bytes.
+        gpu.prepare_inputs(staged + self.sizes.bytes)
+    }
+
+    /// Does the whole run by one call, where that can be: `false` if its kernels are to be run one by one.
+    pub(super) fn run_recorded(&mut self, inner: &Compiled, slab: Region, fed: &[Option<Region>], env: &Env) -> Result<bool> {
+        let (Backend::Cuda(gpu), Some(loaded)) = (&mut self.memory, &inner.loaded) else { return Ok(false) };
+        gpu.start(loaded, env)?;
+        if self.profile.is_some() || self.recording.is_some() || inner.guard > 0 || !gpu.graphs {
+            return Ok(false);
+        }
+        let mut key: SmallVec<[u64; 24]> = env.0.iter().map(|&size| u64::from(size)).collect();
+        key.push(gpu.device.address(&slab));
+        key.extend(fed.iter().map(|region| region.map_or(0, |region| gpu.device.address(&region))));
+        if gpu.replay(loaded, &key)? {
+            return Ok(true);
+        }
+        let place = |at: &Place| match *at {
+            Place::Planned(b) => {
+                let own = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| fed[i]);
+                own.unwrap_or_else(|| slab.part(inner.buffers[b].place.offset, inner.buffers[b].place.bytes))
+            }
+            Place::Variable(v) => self.variables[v].region,
+            Place::Sizes => self.sizes,
+        };
+        let steps: Vec<(&Kernel, Vec<Region>, Region)> = inner
+            .steps
+            .iter()
+            .filter_map(|s| Some((s.kernel()?, s.places.iter().map(place).collect(), slab.part(s.workspace.offset, s.workspace.bytes))))
+            .collect();
+        gpu.record(loaded, &key, env, &steps)?;
+        gpu.replay(loaded, &key)
+    }
+}
