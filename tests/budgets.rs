@@ -1,51 +1,14 @@
 //! The budget is kept, whatever has to be computed again for it, and no bit of any result depends on it.
 
-use ndarray::{Array1, Array2, ArrayD, IxDyn};
+mod support;
+
+use ndarray::{ArrayD, IxDyn};
+use slabwise::Error;
 use slabwise::models::{Model, OptimizerKind};
 use slabwise::nn::{BatchNorm1d, Linear};
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
-use slabwise::{CompileOptions, Error};
-
-/// A tenth of the searching that there is otherwise.
-fn quick() -> CompileOptions {
-    let mut options = CompileOptions::default();
-    options.planner.effort /= 10;
-    options
-}
-
-/// What training a network leaves behind.
-struct Trained {
-    losses: Vec<u32>,
-    weights: Vec<(String, Vec<u32>)>,
-    session: Session,
-    program: Program<1>,
-}
-
-const WIDTH: usize = 64;
-
-/// What stands behind a layer: tanh, or as a number draws it an activation, a residual, dropout.
-fn behind<'t>(seed: Option<usize>, layer: usize, before: Tensor<'t>, x: Tensor<'t>) -> Tensor<'t> {
-    match seed.map(|seed| (seed * 31 + layer * layer * 7) % 5) {
-        None | Some(0) => x.tanh(),
-        Some(1) => x.relu() + before,
-        Some(2) => x.sigmoid().dropout(0.4),
-        Some(3) => (x * before.tanh()).dropout(0.2) * 0.1,
-        Some(_) => x.silu() * 0.5 + before,
-    }
-}
-
-/// Trains a chain of dense layers.
-fn train(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3], seed: Option<usize>) -> Result<Trained> {
-    let params = Params::seeded(5);
-    let layers: Vec<Linear> = (0..layers).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
-    learn(budget, params, [batch, steps], |trace, x, labels| {
-        let logits = layers.iter().enumerate().fold(x, |x, (i, layer)| behind(seed, i, x, x.apply(layer)));
-        let loss = logits.cross_entropy(labels);
-        trace.minimize(loss, Adam::new(1e-2));
-        loss
-    })
-}
+use support::networks::{Trained, WIDTH, behind, learn, quick, train};
 
 /// Layers with an activation and a mask each.
 fn masked<'t>(x: Tensor<'t>, layers: &[Linear]) -> Tensor<'t> {
@@ -57,40 +20,25 @@ fn train_in_parts(budget: impl Into<Budget>, [batch, parts, steps]: [usize; 3]) 
     let params = Params::seeded(5);
     let norm = BatchNorm1d::new(&params.root() / "norm", WIDTH);
     let layers: Vec<Linear> = (0..12).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
-    learn(budget, params, [batch, steps], |trace, x, labels| {
-        let (x, labels) = (x.split(0, parts), labels.split(0, parts));
-        let scale = trace.state("scale", F32, (), Init::Constant(1.0));
-        trace.minimize_in_parts(parts, Adam::new(1e-2), |part| {
-            let mut h = x[part].apply(&norm) * scale.value();
-            for (i, pair) in layers.chunks(2).enumerate() {
-                h = if i == 2 { h.checkpoint(|h| masked(h, pair)) } else { masked(h, pair) };
-            }
-            if part == 0 {
-                scale.set(scale.value() * 1.5);
-            }
-            h.cross_entropy(labels[part])
-        })
-    })
-}
-
-/// Trains by what `model` says of the inputs and labels of a trace.
-fn learn(
-    budget: impl Into<Budget>,
-    params: Params,
-    [batch, steps]: [usize; 2],
-    model: impl for<'t> Fn(&'t Trace, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
-) -> Result<Trained> {
-    let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_options(quick()).with_budget(budget);
-    let trace = Trace::training();
-    let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
-    let loss = model(&trace, x, labels);
-    let program = session.compile(&trace, [loss])?;
-    let x = Array2::from_shape_fn((batch, WIDTH), |(i, j)| ((i * 37 + j * 11) % 23) as f32 / 23.0);
-    let labels = Array1::from_shape_fn(batch, |i| (i % WIDTH) as i32);
-    let losses = (0..steps).map(|_| session.run(&program, (&x, &labels)).expect("a step")[0].item().to_bits()).collect();
-    let bits = |name: &str| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect();
-    let weights = session.names().map(|name| (name.to_string(), bits(name))).collect();
-    Ok(Trained { losses, weights, session, program })
+    learn(
+        |s| s.with_budget(budget),
+        params,
+        [batch, steps],
+        |trace, x, labels| {
+            let (x, labels) = (x.split(0, parts), labels.split(0, parts));
+            let scale = trace.state("scale", F32, (), Init::Constant(1.0));
+            trace.minimize_in_parts(parts, Adam::new(1e-2), |part| {
+                let mut h = x[part].apply(&norm) * scale.value();
+                for (i, pair) in layers.chunks(2).enumerate() {
+                    h = if i == 2 { h.checkpoint(|h| masked(h, pair)) } else { masked(h, pair) };
+                }
+                if part == 0 {
+                    scale.set(scale.value() * 1.5);
+                }
+                h.cross_entropy(labels[part])
+            })
+        },
+    )
 }
 
 #[test]
@@ -151,32 +99,42 @@ fn train_normed(budget: impl Into<Budget>, [batch, blocks, steps]: [usize; 3], s
     let layers: Vec<[(Linear, BatchNorm1d); 2]> = (0..blocks)
         .map(|i| ["x", "y"].map(|n| (Linear::new(&at(i) / n, WIDTH, WIDTH), BatchNorm1d::new(&at(i) / &format!("{n}norm"), WIDTH))))
         .collect();
-    learn(budget, params, [batch, steps], |trace, x, labels| {
-        let out = layers.iter().enumerate().fold(x, |x, (i, [first, second])| {
-            let h = behind(Some(seed), i, x, x.apply(&first.0).apply(&first.1));
-            (x + h.apply(&second.0).apply(&second.1)).relu()
-        });
-        let loss = out.cross_entropy(labels);
-        trace.minimize(loss, Adam::new(1e-2));
-        loss
-    })
+    learn(
+        |s| s.with_budget(budget),
+        params,
+        [batch, steps],
+        |trace, x, labels| {
+            let out = layers.iter().enumerate().fold(x, |x, (i, [first, second])| {
+                let h = behind(Some(seed), i, x, x.apply(&first.0).apply(&first.1));
+                (x + h.apply(&second.0).apply(&second.1)).relu()
+            });
+            let loss = out.cross_entropy(labels);
+            trace.minimize(loss, Adam::new(1e-2));
+            loss
+        },
+    )
 }
 
 /// Trains layers whose activations each move an average of them, which the kernel that makes the activation does.
 fn train_watched(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3]) -> Result<Trained> {
     let params = Params::seeded(5);
     let layers: Vec<Linear> = (0..layers).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
-    learn(budget, params, [batch, steps], |trace, x, labels| {
-        let out = layers.iter().enumerate().fold(x, |x, (i, layer)| {
-            let h = x.apply(layer).tanh();
-            let seen = trace.state(&format!("seen{i}"), F32, (batch, WIDTH), Init::Constant(0.5));
-            seen.set(seen.value() * 0.9 + h * 0.1);
-            h
-        });
-        let loss = out.cross_entropy(labels);
-        trace.minimize(loss, Adam::new(1e-2));
-        loss
-    })
+    learn(
+        |s| s.with_budget(budget),
+        params,
+        [batch, steps],
+        |trace, x, labels| {
+            let out = layers.iter().enumerate().fold(x, |x, (i, layer)| {
+                let h = x.apply(layer).tanh();
+                let seen = trace.state(&format!("seen{i}"), F32, (batch, WIDTH), Init::Constant(0.5));
+                seen.set(seen.value() * 0.9 + h * 0.1);
+                h
+            });
+            let loss = out.cross_entropy(labels);
+            trace.minimize(loss, Adam::new(1e-2));
+            loss
+        },
+    )
 }
 
 /// The budgets of `percents` that are kept, each with the same bits as without, and how many kernels run again for that.
@@ -226,15 +184,20 @@ fn what_is_kept_no_budget_makes_again() {
     let train = |budget: Budget| {
         let params = Params::seeded(5);
         let layers: Vec<Linear> = (0..12).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
-        learn(budget, params, [2048, 3], |trace, x, labels| {
-            let out = layers.iter().enumerate().fold(x, |x, (i, layer)| {
-                let h = x.apply(layer).tanh();
-                if i % 2 == 0 { h.keep() } else { h }
-            });
-            let loss = out.cross_entropy(labels);
-            trace.minimize(loss, Adam::new(1e-2));
-            loss
-        })
+        learn(
+            |s| s.with_budget(budget),
+            params,
+            [2048, 3],
+            |trace, x, labels| {
+                let out = layers.iter().enumerate().fold(x, |x, (i, layer)| {
+                    let h = x.apply(layer).tanh();
+                    if i % 2 == 0 { h.keep() } else { h }
+                });
+                let loss = out.cross_entropy(labels);
+                trace.minimize(loss, Adam::new(1e-2));
+                loss
+            },
+        )
     };
     assert!(same_within(&[75], &train).1 > 0);
     let within = train(Budget::Fraction(0.75)).expect("it fits");

@@ -6,6 +6,8 @@ mod allocator;
 use allocator::counted;
 use ndarray::{ArrayD, Axis, Slice};
 use slabwise::models::{Examples, Gpt, Model, OptimizerKind};
+use slabwise::nn::Linear;
+use slabwise::optim::Sgd;
 use slabwise::prelude::*;
 
 /// The first rows of a batch.
@@ -113,6 +115,31 @@ fn seen_lengths() {
     assert_eq!(again, (0, 0), "allocations and deallocations in steps of lengths that were seen");
 }
 
+/// Steps that send values to the host and fetch them again.
+fn steps_with_copies() {
+    const BATCH: usize = 512;
+    const WIDTH: usize = 64;
+    let params = Params::seeded(1);
+    let layers: Vec<Linear> = (0..8).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    let session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+    let mut session = session.with_budget(Budget::Fraction(0.6)).with_offload(Offload::new(Bytes(1 << 50)));
+    let trace = Trace::training();
+    let (x, labels) = (trace.input("x", F32, (BATCH, WIDTH)), trace.input("labels", I32, (BATCH,)));
+    let loss = layers.iter().fold(x, |x, layer| x.apply(layer).tanh()).cross_entropy(labels);
+    trace.minimize(loss, Sgd::new(0.1));
+    let program = session.compile(&trace, [loss]).expect("it fits");
+    assert!(!program.plan().again().sent.is_empty(), "{}", program.plan());
+    let (x, labels) = (ArrayD::<f32>::ones(vec![BATCH, WIDTH]), ArrayD::<i32>::zeros(vec![BATCH]));
+    let mut sum = session.run(&program, (&x, &labels)).expect("a step")[0].item();
+    let steps = counted(|| {
+        for _ in 0..STEPS {
+            sum += session.run(&program, (&x, &labels)).expect("a step")[0].item();
+        }
+    });
+    assert!(sum.is_finite());
+    assert_eq!(steps, (0, 0), "allocations and deallocations in {STEPS} steps with copies");
+}
+
 /// One test, since the count is of the whole process.
 #[test]
 fn a_step_allocates_nothing() {
@@ -132,4 +159,5 @@ fn a_step_allocates_nothing() {
     steps_of(Model::Gpt(gpt), OptimizerKind::AdamW, 3, 2, FEW);
     steps_of(Model::Lstm, OptimizerKind::Adam, 2, 1, FEW);
     seen_lengths();
+    steps_with_copies();
 }

@@ -4,6 +4,7 @@
 //! (`code`) that turns it, together with other operands, into what is stored. [`cpu`] runs specs on the CPU. This is the
 //! only crate of the workspace with `unsafe`; what it offers outside is safe.
 
+pub mod copies;
 pub mod cpu;
 pub mod dtype;
 pub mod expr;

@@ -7,6 +7,8 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
+use crate::copies::Copies;
+
 /// Alignment of every arena, in bytes: a page, so that no two arenas share one.
 pub const ARENA_ALIGN: u64 = 4096;
 
@@ -106,6 +108,8 @@ impl Drop for Arena {
 /// Aligned host allocations, reached by [`Region`].
 #[derive(Default)]
 pub struct Memory {
+    /// Dropped before the arenas, so that none goes while a copy is under way.
+    pub(crate) copies: Option<Copies>,
     arenas: Vec<Option<Arena>>,
 }
 
@@ -143,8 +147,10 @@ impl Memory {
         Ok(Region { arena: slot as u32, offset: 0, bytes })
     }
 
-    /// Gives an arena back to the host. Regions of it must not be used again: reaching through one panics.
+    /// Gives an arena back to the host, once nothing is in flight. Regions of it must not be used again: reaching through one
+    /// panics.
     pub fn release(&mut self, arena: u32) {
+        self.wait_for_all();
         self.arenas[arena as usize] = None;
     }
 
@@ -173,25 +179,28 @@ impl Memory {
     /// The bytes of a region.
     ///
     /// # Panics
-    /// If the region is not inside a live arena.
+    /// If the region is not inside a live arena, or a copy in flight writes it.
     pub fn bytes(&self, region: &Region) -> &[u8] {
-        // SAFETY: inside a live allocation (checked by `address`), initialised (zeroed), and not written while `self` is borrowed.
+        self.assert_readable(region);
+        // SAFETY: inside a live allocation (checked by `address`), initialised (zeroed), and not written while `self` is borrowed:
+        // copies in flight do not, and others cannot be started.
         unsafe { std::slice::from_raw_parts(self.address(region), region.bytes as usize) }
     }
 
     /// The bytes of a region, to write.
     ///
     /// # Panics
-    /// If the region is not inside a live arena.
+    /// If the region is not inside a live arena, or a copy in flight reads or writes it.
     pub fn bytes_mut(&mut self, region: &Region) -> &mut [u8] {
-        // SAFETY: as for `bytes`; `self` is borrowed exclusively.
+        self.assert_writable(region);
+        // SAFETY: as for `bytes`; `self` is borrowed exclusively, and no copy in flight reaches the region.
         unsafe { std::slice::from_raw_parts_mut(self.address(region), region.bytes as usize) }
     }
 
     /// The region as elements.
     ///
     /// # Panics
-    /// If the region is not inside a live arena, or not aligned to whole elements.
+    /// As [`Memory::bytes`], and if it is not aligned to whole elements.
     pub fn elements<T: Element>(&self, region: &Region) -> &[T] {
         // SAFETY: every bit pattern is a `T` (`Element` is sealed); the middle is aligned by `align_to`.
         let (head, elements, tail) = unsafe { self.bytes(region).align_to::<T>() };
@@ -202,7 +211,7 @@ impl Memory {
     /// The region as elements, to write.
     ///
     /// # Panics
-    /// As [`Memory::elements`].
+    /// As [`Memory::bytes_mut`], and if it is not aligned to whole elements.
     pub fn elements_mut<T: Element>(&mut self, region: &Region) -> &mut [T] {
         // SAFETY: as for `elements`; `self` is borrowed exclusively.
         let (head, elements, tail) = unsafe { self.bytes_mut(region).align_to_mut::<T>() };
@@ -213,11 +222,14 @@ impl Memory {
     /// Copies one region to another of the same length.
     ///
     /// # Panics
-    /// If the lengths differ or a region is not inside a live arena.
+    /// If the lengths differ, a region is not inside a live arena, or a copy in flight is in the way.
     pub fn copy(&mut self, from: &Region, to: &Region) {
         assert_eq!(from.bytes, to.bytes, "copy between regions of different lengths");
+        self.assert_readable(from);
+        self.assert_writable(to);
         let (from, to, bytes) = (self.address(from), self.address(to), from.bytes as usize);
-        // SAFETY: both ranges lie inside live allocations; `copy` allows overlap; `self` is borrowed exclusively.
+        // SAFETY: both ranges lie inside live allocations; `copy` allows overlap; `self` is borrowed exclusively, and no copy in
+        // flight is in the way.
         unsafe { std::ptr::copy(from, to, bytes) };
     }
 }

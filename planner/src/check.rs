@@ -13,15 +13,17 @@
 //!
 //! The numbers of a plan (height, lower bound, size without reuse) are recomputed as well, since people decide by them.
 
-use crate::dag::{ALIGN, Dag, TaskId};
+use crate::dag::{ALIGN, Dag, Space, TaskId};
 use crate::liveness::Lifetime;
 use crate::plan::Plan;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
+mod offload;
 mod repeats;
 mod violation;
 
+pub use offload::{OffloadViolation, check_offload};
 pub use repeats::{RepeatViolation, check_repeats};
 pub use violation::Violation;
 
@@ -93,6 +95,7 @@ fn steps(dag: &Dag, plan: &Plan) -> Result<Vec<usize>, Violation> {
 
 /// Something that occupies bytes for some steps.
 struct Tenant {
+    space: Space,
     /// Index of the buffer, or of the task whose workspace it is.
     index: usize,
     is_workspace: bool,
@@ -228,25 +231,41 @@ impl Checker<'_> {
             if life.start == life.end {
                 continue;
             }
-            self.inside_slab(&buffer.name, offset, buffer.occupied(), buffer.align)?;
+            self.inside(buffer.space, &buffer.name, offset, buffer.occupied(), buffer.align)?;
             let start = life.start + u64::from(delayed[index]);
-            tenants.push(Tenant { index, is_workspace: false, offset, bytes: buffer.occupied(), start, end: life.end });
+            tenants.push(Tenant {
+                space: buffer.space,
+                index,
+                is_workspace: false,
+                offset,
+                bytes: buffer.occupied(),
+                start,
+                end: life.end,
+            });
         }
         for (index, task) in self.dag.tasks.iter().enumerate().filter(|(_, task)| task.workspace > 0) {
             let (offset, bytes) = (self.plan.workspace_offsets[index], task.workspace_occupied());
-            self.inside_slab(&task.name, offset, bytes, ALIGN)?;
+            self.inside(Space::Device, &task.name, offset, bytes, ALIGN)?;
             let start = self.step_of[index] as u64;
-            tenants.push(Tenant { index, is_workspace: true, offset, bytes, start, end: start + 1 });
+            tenants.push(Tenant { space: Space::Device, index, is_workspace: true, offset, bytes, start, end: start + 1 });
         }
         Ok(tenants)
     }
 
-    fn inside_slab(&self, name: &str, offset: u64, bytes: u64, align: u64) -> Result<(), Violation> {
+    fn height(&self, space: Space) -> u64 {
+        match space {
+            Space::Device => self.plan.height,
+            Space::Host => self.plan.host_height,
+        }
+    }
+
+    fn inside(&self, space: Space, name: &str, offset: u64, bytes: u64, align: u64) -> Result<(), Violation> {
         if !offset.is_multiple_of(align) {
             return Err(Violation::Misaligned { name: name.into(), offset, align });
         }
-        if offset.checked_add(bytes).is_none_or(|end| end > self.plan.height) {
-            return Err(Violation::OutOfSlab { name: name.into(), offset, bytes, height: self.plan.height });
+        let height = self.height(space);
+        if offset.checked_add(bytes).is_none_or(|end| end > height) {
+            return Err(Violation::OutOfSlab { name: name.into(), offset, bytes, height });
         }
         Ok(())
     }
@@ -260,19 +279,20 @@ impl Checker<'_> {
             events.extend([(tenant.start, true, i), (tenant.end, false, i)]);
         }
         events.sort_unstable();
-        let mut living: BTreeMap<u64, &Tenant> = BTreeMap::new();
+        let mut living: BTreeMap<(Space, u64), &Tenant> = BTreeMap::new();
         for (step, arrives, i) in events {
             let tenant = &tenants[i];
+            let at = |offset| (tenant.space, offset);
             if !arrives {
-                living.remove(&tenant.offset);
+                living.remove(&at(tenant.offset));
                 continue;
             }
             let end = tenant.offset + tenant.bytes;
-            let below = living.range(..end).next_back().map(|(_, other)| *other);
+            let below = living.range(at(0)..at(end)).next_back().map(|(_, other)| *other);
             if let Some(other) = below.filter(|other| other.offset + other.bytes > tenant.offset) {
                 return Err(self.overlap(other, tenant, step as usize));
             }
-            living.insert(tenant.offset, tenant);
+            living.insert(at(tenant.offset), tenant);
         }
         Ok(())
     }
@@ -301,14 +321,17 @@ impl Checker<'_> {
         }
     }
 
-    /// Height, lower bound and the size without reuse.
+    /// Heights, lower bound and the size without reuse.
     fn numbers(&self, tenants: &[Tenant]) -> Result<(), Violation> {
-        let expected = tenants.iter().map(|tenant| tenant.offset + tenant.bytes).max().unwrap_or(0);
-        if self.plan.height != expected {
-            return Err(Violation::Height { expected, found: self.plan.height });
+        let within = |space| tenants.iter().filter(move |tenant| tenant.space == space);
+        for space in [Space::Device, Space::Host] {
+            let expected = within(space).map(|tenant| tenant.offset + tenant.bytes).max().unwrap_or(0);
+            if self.height(space) != expected {
+                return Err(Violation::Height { expected, found: self.height(space) });
+            }
         }
         let mut changes: BTreeMap<u64, i128> = BTreeMap::new();
-        for tenant in tenants.iter().filter(|tenant| tenant.start < tenant.end) {
+        for tenant in within(Space::Device).filter(|tenant| tenant.start < tenant.end) {
             *changes.entry(tenant.start).or_default() += i128::from(tenant.bytes);
             *changes.entry(tenant.end).or_default() -= i128::from(tenant.bytes);
         }
@@ -321,7 +344,7 @@ impl Checker<'_> {
         if self.plan.lower_bound != expected {
             return Err(Violation::LowerBound { expected, found: self.plan.lower_bound });
         }
-        let expected = tenants.iter().map(|tenant| tenant.bytes).sum();
+        let expected = within(Space::Device).map(|tenant| tenant.bytes).sum();
         if self.plan.without_reuse != expected {
             return Err(Violation::WithoutReuse { expected, found: self.plan.without_reuse });
         }

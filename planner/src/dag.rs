@@ -82,6 +82,16 @@ impl Kind {
     }
 }
 
+/// Which memory a buffer lies in; each has addresses of its own, from 0 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Space {
+    /// The slab: what tasks compute in, and what a budget is for.
+    #[default]
+    Device,
+    /// The host's: what is sent there while it is idle.
+    Host,
+}
+
 /// One unit of work: it runs whole and alone, and once unless a plan with repeats says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
@@ -145,6 +155,8 @@ pub struct Buffer {
     pub bytes: u64,
     /// Its offset is a multiple of this power of two.
     pub align: u64,
+    /// Where it lies.
+    pub space: Space,
     /// Holds data before the first task runs.
     pub live_in: bool,
     /// Holds its data after the last task ran.
@@ -155,12 +167,18 @@ impl Buffer {
     /// A buffer aligned to [`ALIGN`] that lives only between tasks.
     pub fn new(name: impl Into<String>, kind: Kind, bytes: u64) -> Self {
         let (layer, source) = (String::new(), String::new());
-        Buffer { name: name.into(), layer, source, kind, bytes, align: ALIGN, live_in: false, live_out: false }
+        let space = Space::Device;
+        Buffer { name: name.into(), layer, source, kind, bytes, align: ALIGN, space, live_in: false, live_out: false }
     }
 
     /// The bytes it takes up in a slab: whole units of its alignment, so that buffers of one alignment stack without gaps.
     pub fn occupied(&self) -> u64 {
         occupied(self.bytes, self.align)
+    }
+
+    /// The bytes it takes up in the slab: none, if it lies elsewhere.
+    pub fn occupied_on_device(&self) -> u64 {
+        if self.space == Space::Device { self.occupied() } else { 0 }
     }
 }
 
@@ -175,7 +193,7 @@ fn occupied(bytes: u64, align: u64) -> u64 {
     bytes.checked_next_multiple_of(align).unwrap_or(u64::MAX)
 }
 
-/// Permission to compute in place: `to`, written by `task`, may lie on the bytes of `from`, which `task` reads.
+/// Permission to compute in place: `to`, written by `task`, may lie on the bytes of `from`, which `task` reads, in the same space.
 ///
 /// It is used only if no other task touches `from` from then on and `task` is the first to write `to`. Both then have the
 /// same offset.

@@ -1,6 +1,6 @@
 //! From a [`Dag`] to a [`Plan`]: order, lifetimes, in-place choices and offsets, chosen together.
 
-use crate::dag::{ALIGN, BufferId, Dag, DagError, MayReuse, TaskId};
+use crate::dag::{ALIGN, BufferId, Dag, DagError, MayReuse, Space, TaskId};
 use crate::liveness::{Lifetime, lifetimes};
 use crate::order::{self, OrderPolicy, Schedule, Sizes};
 use crate::pack::{Item, Limits, Method, Packing, Problem, ProblemError};
@@ -44,7 +44,7 @@ pub struct Plan {
     pub order: Vec<TaskId>,
     /// For each buffer: the steps at which it needs its bytes.
     pub lifetimes: Vec<Lifetime>,
-    /// For each buffer: its first byte.
+    /// For each buffer: its first byte in its space.
     pub offsets: Vec<u64>,
     /// For each task (by id, not by step): the first byte of its workspace; 0 if it has none.
     pub workspace_offsets: Vec<u64>,
@@ -53,6 +53,8 @@ pub struct Plan {
     /// The size of the slab: the first byte that nothing occupies any more. What lies in the slab occupies whole units of
     /// its alignment.
     pub height: u64,
+    /// The same of the host's space: 0 if no buffer lies there. The numbers below are of the slab alone.
+    pub host_height: u64,
     /// The largest number of bytes occupied at one step, pairs in `reused` counted once: with this order and these pairs
     /// no slab is smaller.
     pub lower_bound: u64,
@@ -109,7 +111,13 @@ pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
         }
     }
     let (at, packing) = best.expect("the program's own order is always a candidate");
-    Ok(candidates.swap_remove(at).into_plan(dag, packing))
+    let candidate = candidates.swap_remove(at);
+    let host = match &candidate.layout.host {
+        Some(host) if options.reuse => Some(host.pack_within(&limits)?),
+        Some(host) => Some(host.apart()?),
+        None => None,
+    };
+    Ok(candidate.into_plan(dag, packing, host))
 }
 
 /// The sets of pairs worth packing, the most promising first.
@@ -135,16 +143,21 @@ struct Candidate {
 }
 
 impl Candidate {
-    fn into_plan(self, dag: &Dag, packing: Packing) -> Plan {
+    fn into_plan(self, dag: &Dag, packing: Packing, host: Option<Packing>) -> Plan {
         let offset = |item: &Option<u32>| item.map_or(0, |item| packing.offsets[item as usize]);
+        let mut offsets: Vec<u64> = self.layout.item_of_buffer.iter().map(offset).collect();
+        if let Some(host) = &host {
+            self.layout.on_host.iter().zip(&host.offsets).for_each(|(buffer, &offset)| offsets[buffer.index()] = offset);
+        }
         let mut plan = Plan {
-            offsets: self.layout.item_of_buffer.iter().map(offset).collect(),
+            offsets,
             workspace_offsets: self.layout.item_of_workspace.iter().map(offset).collect(),
             without_reuse: without_reuse(dag, &self.lives),
             order: self.order,
             lifetimes: self.lives,
             reused: self.reused,
             height: packing.height,
+            host_height: host.map_or(0, |host| host.height),
             lower_bound: 0,
             schedule: self.schedule,
             method: packing.method,
@@ -156,17 +169,20 @@ impl Candidate {
 
 /// Everything that ever lives, each on its own bytes.
 fn without_reuse(dag: &Dag, lives: &[Lifetime]) -> u64 {
-    let buffers = dag.buffers.iter().zip(lives).filter(|(_, life)| !life.is_empty()).map(|(buffer, _)| buffer.occupied());
+    let buffers = dag.buffers.iter().zip(lives).filter(|(_, life)| !life.is_empty()).map(|(buffer, _)| buffer.occupied_on_device());
     buffers.chain(dag.tasks.iter().map(|task| task.workspace_occupied())).sum()
 }
 
 /// A packing problem and what its items stand for: chains of buffers that share their bytes, and workspaces.
 pub(crate) struct Layout {
     pub(crate) problem: Problem,
-    /// For each buffer the item it lies in; none for one without bytes or life.
+    /// For each buffer the item it lies in; none for one without bytes or life, or in another space.
     pub(crate) item_of_buffer: Vec<Option<u32>>,
     /// For each task the item that is its workspace.
     pub(crate) item_of_workspace: Vec<Option<u32>>,
+    /// What lies in the host's space, if anything does: an item for each of `on_host`.
+    host: Option<Problem>,
+    on_host: Vec<BufferId>,
 }
 
 impl Layout {
@@ -174,8 +190,13 @@ impl Layout {
         let chains = Chains::new(dag.buffers.len(), reused);
         let mut items = Vec::with_capacity(dag.buffers.len());
         let mut item_of_buffer = vec![None; dag.buffers.len()];
+        let mut on_host = Vec::new();
         for (i, buffer) in dag.buffers.iter().enumerate() {
-            if chains.head(i) == i && buffer.bytes > 0 && !lives[i].is_empty() {
+            if buffer.space == Space::Host {
+                if buffer.bytes > 0 && !lives[i].is_empty() {
+                    on_host.push(BufferId(i as u32));
+                }
+            } else if chains.head(i) == i && buffer.bytes > 0 && !lives[i].is_empty() {
                 let life = Lifetime::new(lives[i].start, lives[chains.tail(i)].end);
                 item_of_buffer[i] = Some(items.len() as u32);
                 items.push(Item { life, size: buffer.occupied(), align: buffer.align });
@@ -192,11 +213,16 @@ impl Layout {
                 items.push(Item { life: Lifetime::new(step, step + 1), size, align: ALIGN });
             }
         }
-        Layout { problem: Problem::new(items), item_of_buffer, item_of_workspace }
+        let own = |b: &BufferId| {
+            let buffer = &dag.buffers[b.index()];
+            Item { life: lives[b.index()], size: buffer.occupied(), align: buffer.align }
+        };
+        let host = (!on_host.is_empty()).then(|| Problem::new(on_host.iter().map(own).collect()));
+        Layout { problem: Problem::new(items), item_of_buffer, item_of_workspace, host, on_host }
     }
 }
 
-/// The bytes occupied at each step, workspaces included; a buffer that is computed in place counts from the step after its
+/// The bytes of the slab occupied at each step, workspaces included; a buffer that is computed in place counts from the step after its
 /// task on, since until then the other one stands for both. The largest is [`Plan::lower_bound`].
 ///
 /// # Panics
@@ -210,8 +236,8 @@ fn live_bytes_with(dag: &Dag, plan: &Plan, reused: &[MayReuse]) -> Vec<u64> {
     let mut in_place = vec![false; dag.buffers.len()];
     reused.iter().for_each(|pair| in_place[pair.to.index()] = true);
     for (i, (buffer, live)) in dag.buffers.iter().zip(&plan.lifetimes).enumerate() {
-        changes[live.start as usize + usize::from(in_place[i])] += i128::from(buffer.occupied());
-        changes[live.end as usize] -= i128::from(buffer.occupied());
+        changes[live.start as usize + usize::from(in_place[i])] += i128::from(buffer.occupied_on_device());
+        changes[live.end as usize] -= i128::from(buffer.occupied_on_device());
     }
     for (step, task) in plan.order.iter().enumerate() {
         let bytes = i128::from(dag.tasks[task.index()].workspace_occupied());
@@ -272,7 +298,7 @@ pub fn holders_at_peak(dag: &Dag, plan: &Plan) -> Vec<(Holder, u64)> {
     let begins_in_place = |i: usize| plan.lifetimes[i].start == step as u64 && plan.reused.iter().any(|pair| pair.to.index() == i);
     let mut holders: Vec<(Holder, u64)> = (0..dag.buffers.len())
         .filter(|&i| plan.lifetimes[i].contains(step as u64) && !begins_in_place(i))
-        .map(|i| (Holder::Buffer(BufferId(i as u32)), dag.buffers[i].occupied()))
+        .map(|i| (Holder::Buffer(BufferId(i as u32)), dag.buffers[i].occupied_on_device()))
         .collect();
     let workspace = plan.order.get(step).map(|&task| (Holder::Workspace(task), dag.tasks[task.index()].workspace_occupied()));
     holders.extend(workspace);

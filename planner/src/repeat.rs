@@ -26,7 +26,7 @@ impl Repeated {
     /// The dag whose tasks run as `runs` says, each once or more, every read taking what was made last. Every task must run
     /// after those it depends on; what runs twice must be [`Task::repeatable`], and does not do all of it twice if there is a
     /// [`Task::rerun`].
-    fn new(dag: &Dag, runs: &[TaskId]) -> Self {
+    pub(crate) fn new(dag: &Dag, runs: &[TaskId]) -> Self {
         let mut repeated = Repeated { dag: Dag::new(), task_of: Vec::new(), buffer_of: Vec::new() };
         let mut first_writer = vec![None; dag.buffers.len()];
         for (t, task) in (0u32..).zip(&dag.tasks) {
@@ -196,8 +196,8 @@ impl Within {
 
 /// What no slab can do without: what one task touches at once, less what it may do in place; all inputs, which exist together
 /// at the start; all outputs, which do at the end.
-fn floor(dag: &Dag) -> u64 {
-    let sum = |of: &dyn Fn(&Buffer) -> bool| dag.buffers.iter().filter(|b| of(b)).map(Buffer::occupied).sum::<u64>();
+pub(crate) fn floor(dag: &Dag) -> u64 {
+    let sum = |of: &dyn Fn(&Buffer) -> bool| dag.buffers.iter().filter(|b| of(b)).map(Buffer::occupied_on_device).sum::<u64>();
     let mut saved = vec![0; dag.tasks.len()];
     let mut taken: Vec<_> = dag.may_reuse.iter().map(|pair| (pair.task, pair.to)).collect();
     taken.sort_unstable();
@@ -207,7 +207,7 @@ fn floor(dag: &Dag) -> u64 {
         let mut touched: Vec<BufferId> = task.reads.iter().chain(&task.writes).copied().collect();
         touched.sort_unstable();
         touched.dedup();
-        let bytes = touched.iter().map(|b| dag.buffers[b.index()].occupied()).sum::<u64>();
+        let bytes = touched.iter().map(|b| dag.buffers[b.index()].occupied_on_device()).sum::<u64>();
         (bytes + task.workspace_occupied()).saturating_sub(*saved)
     };
     let tasks = dag.tasks.iter().zip(&saved).map(need).max().unwrap_or(0);

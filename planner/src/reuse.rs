@@ -106,7 +106,7 @@ impl LiveBytes {
     fn new(dag: &Dag, order: &[TaskId], lives: &[Lifetime]) -> Self {
         let mut profile = Profile::new(dag.steps());
         for (buffer, &live) in dag.buffers.iter().zip(lives) {
-            profile.add(live, i128::from(buffer.occupied()));
+            profile.add(live, i128::from(buffer.occupied_on_device()));
         }
         for (step, task) in (0u64..).zip(order) {
             profile.add(Lifetime::new(step, step + 1), i128::from(dag.tasks[task.index()].workspace_occupied()));

@@ -144,6 +144,15 @@ impl Backend {
         }
     }
 
+    /// The same, to change: where copies are made by a thread of the host's.
+    pub fn host_mut(&mut self) -> Option<&mut Memory> {
+        match self {
+            Backend::Cpu(memory) => Some(memory),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => None,
+        }
+    }
+
     /// An arena of zeros for what the error would name.
     pub fn reserve(&mut self, bytes: u64, what: &str) -> Result<Region> {
         match self {

@@ -20,7 +20,7 @@ fn live(inner: &Compiled, step: usize) -> Vec<(u64, u64)> {
         .buffers
         .iter()
         .zip(lifetimes)
-        .filter(|(_, l)| (l.start as usize) <= step && step < l.end as usize)
+        .filter(|(b, l)| !b.on_host && (l.start as usize) <= step && step < l.end as usize)
         .map(|(b, _)| (b.place.offset, b.place.offset + b.used))
         .collect();
     if let Some(Planned { offset, bytes }) = inner.steps.get(step).map(|s| s.workspace) {
@@ -91,7 +91,7 @@ pub(crate) fn after(session: &mut Session, inner: &Compiled, slab: Region, step:
         .buffers
         .iter()
         .zip(lifetimes)
-        .filter(|(_, l)| (l.start as usize) <= step && (l.end as usize) > step + 1)
+        .filter(|(b, l)| !b.on_host && (l.start as usize) <= step && (l.end as usize) > step + 1)
         .map(|(b, _)| (b.place.offset, b.place.offset + b.used))
         .collect();
     // Outputs outlive the last step.

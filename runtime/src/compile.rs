@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use slabwise_kernels::cpu::Isa;
 use slabwise_kernels::size::Symbol;
-use slabwise_planner::{Bytes, Options};
+use slabwise_planner::{Buffer, Bytes, Options};
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
@@ -15,7 +15,7 @@ use crate::passes::{Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, fuse, legal
 use crate::plan::{Again, FoundBuffer, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
-use crate::shape::elements;
+use crate::shape::{Extent, elements};
 use crate::shapes::Shapes;
 
 /// How programs are compiled. Everything is on by default; results do not depend on it, but for the rounding of sums where
@@ -69,13 +69,14 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
     let mut again = Again { once: offsets.height, floor: offsets.lower_bound, ..Again::default() };
     let beside = session.persistent_bytes_with(&graph)?;
-    let room = session.budget.room(beside, offsets.height);
-    if let Some(room) = room.filter(|&room| room < offsets.height) {
-        let fitted = within::within(&graph, (scheduled, offsets), room, &options, &session.target(), guard)?;
+    let ahead = bytes_ahead(session, &graph, &scheduled);
+    let room = session.budget.room(beside, offsets.height.saturating_add(ahead));
+    if let Some(room) = room.map(|room| room.saturating_sub(ahead)).filter(|&room| room < offsets.height) {
+        let fitted = within::within(&graph, (scheduled, offsets), room, session, guard)?;
         within::Fitted { scheduled, offsets, again } = fitted;
     }
     let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
-    let mut persistent = Persistent::default();
+    let mut persistent = Persistent { ahead, ..Persistent::default() };
     for info in &graph.variables {
         *(if info.is_param { &mut persistent.weights } else { &mut persistent.state }) += variable_bytes(&graph, info)?;
     }
@@ -88,6 +89,14 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     }
 }
 
+/// The bytes of inputs in slots ahead of those that the plan has.
+fn bytes_ahead(session: &Session, graph: &Graph, scheduled: &Scheduled) -> u64 {
+    // What has other lengths with every shape has no slots.
+    let free = graph.symbols.iter().any(|(_, _, extent)| !matches!(extent, Extent::Bounded(_)));
+    let inputs = scheduled.dag.buffers.iter().filter(|buffer| buffer.live_in && !free).map(Buffer::occupied).sum::<u64>();
+    inputs.saturating_mul(session.slots_ahead() as u64)
+}
+
 /// Makes a program of what was laid out, for a session whose variables it may add to.
 pub(crate) fn link(session: &mut Session, laid: Laid, started: Instant) -> Result<Compiled> {
     let Laid { graph, scheduled, plan, guard, room } = laid;
@@ -95,6 +104,8 @@ pub(crate) fn link(session: &mut Session, laid: Laid, started: Instant) -> Resul
     session.budget.settle(room);
     let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.options.shapes.lend, session.id)?;
     session.load_program(&mut compiled)?;
+    session.prepare_copies(&compiled)?;
+    compiled.ring = session.open_slots(&compiled)?;
     compiled.plan.set_compile_seconds(started.elapsed().as_secs_f64());
     Ok(compiled)
 }

@@ -9,7 +9,7 @@ use crate::buffer::Output;
 use crate::error::{Error, Result};
 use crate::feed::Feed;
 use crate::memory::{Handle, MemoryConfig, NotInUse, OutOfMemory, Policy, Pool, Statistics, Stream, TagId};
-use crate::program::{Compiled, Place, Program};
+use crate::program::{Compiled, Copied, Place, Program, Work};
 use crate::session::Session;
 
 /// The blocks of a run, by buffer of the program.
@@ -56,10 +56,7 @@ impl Session {
 
     fn run_steps(&mut self, inner: &Compiled, feed: &dyn Feed, env: &mut Env, held: &mut Held) -> Result<()> {
         let tags = inner.tag_ids.get_or_init(|| inner.tags.iter().map(|tag| self.pool.tag(tag.clone())).collect());
-        let bytes_of = |b: usize, env: &Env| {
-            let buffer = &inner.buffers[b];
-            crate::program::lengths(&buffer.dims, env).iter().product::<usize>() as u64 * buffer.dtype.bytes() as u64
-        };
+        let bytes_of = |b: usize, env: &Env| inner.buffers[b].bytes_at(env);
         for buffer in inner.inputs.iter().filter_map(|i| i.buffer) {
             held[buffer] = Some(self.take(inner, 0, bytes_of(buffer, env), tags[buffer], held)?);
         }
@@ -72,22 +69,35 @@ impl Session {
                 }
             }
             let workspace = self.take(inner, at, step.workspace.bytes, tags[inner.buffers.len() + at], held)?;
+            let place = |session: &Session, b: usize| {
+                let own = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| fed[i]);
+                own.map_or_else(|| session.place(held[b]), Ok)
+            };
             let args: Result<SmallVec<[Region; 16]>> = step
                 .places
                 .iter()
                 .map(|p| match *p {
-                    Place::Planned(b) | Place::Slice(b, _) => {
-                        let own = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| fed[i]);
-                        own.map_or_else(|| self.place(held[b]), Ok).map(|region| p.part(region, env))
-                    }
+                    Place::Planned(b) | Place::Slice(b, _) => place(self, b).map(|region| p.part(region, env)),
                     Place::Variable(v) => Ok(self.variables[v].region),
                     Place::Sizes => Ok(self.sizes()),
                 })
                 .collect();
             let workspace_region = self.place(Some(workspace))?;
             let first = args.as_ref().ok().and_then(|args| args.first().copied());
-            let run = (at, &*step.kernel, step.slice);
-            let result = args.and_then(|args| self.memory.run(inner.loaded.as_ref(), run, &args, &workspace_region, env, &self.team));
+            let result = match &step.work {
+                Work::Run(kernel) => {
+                    let run = (at, &**kernel, step.slice);
+                    args.and_then(|args| self.memory.run(inner.loaded.as_ref(), run, &args, &workspace_region, env, &self.team))
+                }
+                // At once: this mode is for comparing memory, and a caching pool plans no copies ahead.
+                Work::Start(copy) => {
+                    let Copied { from, to } = inner.copies[*copy];
+                    let bytes = bytes_of(from, env);
+                    let (from, to) = (place(self, from)?.part(0, bytes), place(self, to)?.part(0, bytes));
+                    self.memory.copy(&from, &to).map(Ok)
+                }
+                Work::Finish(_) => Ok(Ok(())),
+            };
             self.pool.free(&mut self.memory, workspace).map_err(lost)?;
             result?.map_err(|fault| inner.fault(at, fault))?;
             self.bind_length(inner, at, first.as_ref(), env)?;

@@ -41,8 +41,9 @@ pub use device::Device;
 pub use error::{Error, Result};
 pub use fit::Fit;
 pub use memory::budget::Budget;
+pub use memory::offload::Offload;
 pub use params::{Init, Param, Params, Scope};
-pub use plan::{Again, FoundBuffer, InSlices, Persistent, Plan};
+pub use plan::{Again, FoundBuffer, InSlices, Persistent, Plan, Sent};
 pub use program::Program;
 pub use session::{RunStats, Session};
 pub use shape::{Dim, Shape};
@@ -65,8 +66,8 @@ pub mod prelude {
     pub use crate::ops::ConvGeometry;
     pub use crate::optim::Optimizer;
     pub use crate::{
-        Budget, Bytes, DType, Device, Dim, Init, Mask, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor, Tiles, Trace,
-        Window,
+        Budget, Bytes, DType, Device, Dim, Init, Mask, Offload, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor,
+        Tiles, Trace, Window,
     };
     pub use slabwise_kernels::dtype::DType::{BF16, Bool, F16, F32, I32, U8};
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use slabwise_planner::report::Run;
-use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets, TaskId};
+use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets, Space, Task, TaskId};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -17,14 +17,19 @@ pub struct Persistent {
     pub weights: u64,
     /// Everything else: optimizer moments, counters, random state.
     pub state: u64,
+    /// Slots for the inputs of steps that come next, [if there are any](crate::Session::with_prefetch). They count as part of the
+    /// slab, not of what weights and state take.
+    pub ahead: u64,
 }
 
-/// What a budget has a program compute again.
+/// What a budget has a program compute again, or send to the host meanwhile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Again {
     /// The tasks of the plan's dag that run a kernel a second time or more.
     pub tasks: Vec<TaskId>,
-    /// The part of the step's time, as modelled, that they take on top.
+    /// What leaves the slab for the host, in the order it does, over the [`Offload`](crate::Offload) that the session has.
+    pub sent: Vec<Sent>,
+    /// The part of the step's time, as modelled, that they take on top, waiting for copies included.
     pub overhead: f64,
     /// The slab if every kernel ran once.
     pub once: u64,
@@ -60,6 +65,25 @@ pub struct FoundBuffer {
     pub shape: String,
     /// Which of its lengths is found, and where.
     pub why: String,
+}
+
+/// A value that leaves the slab for the host and comes back for its next use, and what it was chosen by. Seconds are modelled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sent {
+    /// Its name in the plan.
+    pub name: String,
+    /// The bytes of the slab that are free meanwhile.
+    pub bytes: Bytes,
+    /// The kernel that uses it last before.
+    pub used: String,
+    /// The kernel that reads it next.
+    pub read: String,
+    /// The steps between in which its bytes are free.
+    pub steps: u32,
+    /// What the two copies take, most of it while kernels run.
+    pub copying_s: f64,
+    /// What computing it again would have taken at least; nothing if it cannot be.
+    pub computing_s: Option<f64>,
 }
 
 /// What was planned for a program.
@@ -118,7 +142,7 @@ impl Plan {
             needed: Bytes(persistent.saturating_add(self.slab_bytes())),
             persistent: Bytes(persistent),
             slab: Bytes(self.slab_bytes()),
-            floor: Bytes(persistent.saturating_add(self.again.floor)),
+            floor: Bytes(persistent.saturating_add(self.persistent.ahead).saturating_add(self.again.floor)),
             holders: self.holders(5),
         }
     }
@@ -138,14 +162,23 @@ impl Plan {
         &self.name
     }
 
-    /// Kernels in a step.
+    /// Kernels in a step; starting a copy, or waiting for one, is none.
     pub fn kernels(&self) -> usize {
-        self.dag.tasks.len()
+        self.dag.tasks.iter().filter(|task| !self.copies(task)).count()
     }
 
-    /// Bytes of the slab: the plan's height.
+    fn copies(&self, task: &Task) -> bool {
+        task.reads.iter().chain(&task.writes).any(|b| self.dag.buffers[b.index()].space == Space::Host)
+    }
+
+    /// Bytes of the host's memory that hold what has left the slab.
+    pub fn host_bytes(&self) -> u64 {
+        self.offsets.host_height
+    }
+
+    /// Bytes of the slab: the plan's height, and slots for inputs that come next.
     pub fn slab_bytes(&self) -> u64 {
-        self.offsets.height
+        self.offsets.height.saturating_add(self.persistent.ahead)
     }
 
     /// The bytes that any assignment of offsets needs for this order: the largest sum of live buffers.
@@ -160,7 +193,9 @@ impl Plan {
 
     /// The slab if no kernel wrote its result over an operand: told by the same planner without it, which plans again for this.
     pub fn without_in_place_bytes(&self) -> u64 {
-        let options = Options { in_place: false, order: OrderPolicy::MinPeak, ..Options::default() };
+        // The order of copies is not the planner's to choose.
+        let order = if self.host_bytes() > 0 { OrderPolicy::Program } else { OrderPolicy::MinPeak };
+        let options = Options { in_place: false, order, ..Options::default() };
         slabwise_planner::plan(&self.dag, &options).map_or(self.slab_bytes(), |p| p.height)
     }
 
@@ -215,7 +250,7 @@ impl Plan {
         &self.offsets
     }
 
-    /// The kernels in the order they run.
+    /// The kernels in the order they run, and the copies that start or are waited for between them.
     pub fn steps(&self) -> impl Iterator<Item = &str> {
         self.offsets.order.iter().map(|&t| self.dag.task_name(t))
     }
@@ -273,12 +308,13 @@ impl fmt::Display for Plan {
         let reuse = o.without_reuse.saturating_sub(without_in_place);
         let in_place = without_in_place.saturating_sub(o.height);
         write!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;
-        let (saved, time) = (Bytes(self.again.once.saturating_sub(o.height)), format!("+{:.1} % time", 100.0 * self.again.overhead));
-        match self.again.sliced {
-            Some(slices) if self.again.tasks.is_empty() => write!(f, " · slices {saved} ({slices}, {time})")?,
-            Some(slices) => write!(f, " · slices and recompute {saved} ({slices}, {} again, {time})", self.again.tasks.len())?,
-            None if !self.again.tasks.is_empty() => write!(f, " · recompute {saved} ({}, {time})", self.again.tasks.len())?,
-            None => {}
+        let Again { tasks, sent, sliced, overhead, once, .. } = &self.again;
+        let how = [("recompute", tasks.len()), ("offload", sent.len())].map(|(how, count)| (count > 0).then(|| (how, count.to_string())));
+        let slices = sliced.map(|slices| ("slices", slices.to_string()));
+        let (ways, counts): (Vec<&str>, Vec<String>) = slices.into_iter().chain(how.into_iter().flatten()).unzip();
+        if !ways.is_empty() {
+            let saved = Bytes(once.saturating_sub(o.height));
+            write!(f, " · {} {saved} ({}, +{:.1} % time)", ways.join(" and "), counts.join(" and "), 100.0 * overhead)?;
         }
         writeln!(f)?;
         if !self.found.is_empty() {
@@ -287,8 +323,45 @@ impl fmt::Display for Plan {
                 writeln!(f, "               {name} {shape}: {why}")?;
             }
         }
+        self.write_host(f)?;
+        if self.persistent.ahead > 0 {
+            writeln!(f, "  inputs       {} in slots ahead", Bytes(self.persistent.ahead))?;
+        }
         let (step, bytes) = slabwise_planner::peak(&self.dag, o);
         let task = o.order.get(step).map_or("", |&t| self.dag.task_name(t));
         write!(f, "  peak         {} at step {step} {task}: {}", Bytes(bytes), self.holders(4))
+    }
+}
+
+/// Trips to the host that a plan tells when it is shown.
+const TRIPS_SHOWN: usize = 4;
+
+impl Plan {
+    /// What leaves the slab, the largest first, and why it was chosen.
+    fn write_host(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut sent: Vec<&Sent> = self.again.sent.iter().collect();
+        if sent.is_empty() {
+            return Ok(());
+        }
+        sent.sort_by_key(|sent| std::cmp::Reverse(sent.bytes));
+        write!(f, "  host         {}", Bytes(self.host_bytes()))?;
+        for sent in sent.iter().take(TRIPS_SHOWN) {
+            write!(f, "\n               {sent}")?;
+        }
+        if sent.len() > TRIPS_SHOWN {
+            write!(f, "\n               {} more", sent.len() - TRIPS_SHOWN)?;
+        }
+        writeln!(f)
+    }
+}
+
+impl fmt::Display for Sent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} away from {} to {}, ", self.name, self.bytes, self.used, self.read)?;
+        write!(f, "{} steps: copies {:.3} ms", self.steps, 1e3 * self.copying_s)?;
+        match self.computing_s {
+            Some(seconds) => write!(f, ", computing again {:.3} ms", 1e3 * seconds),
+            None => write!(f, ", cannot be computed again"),
+        }
     }
 }

@@ -11,7 +11,7 @@ use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::slice::Slice;
 use slabwise_kernels::spec::{Body, Dims};
-use slabwise_planner::Lifetime;
+use slabwise_planner::{self as planner, Lifetime, Space};
 
 use crate::backend::{Kernel, Loaded, Resources};
 use crate::error::{Error, Mistake, Result};
@@ -58,9 +58,26 @@ pub(crate) enum Place {
     Sizes,
 }
 
-/// One kernel with its arguments.
+/// What a step does.
+pub(crate) enum Work {
+    /// Runs a kernel.
+    Run(Arc<Kernel>),
+    /// Starts the copy of this index.
+    Start(usize),
+    /// Waits until the copy of this index has ended.
+    Finish(usize),
+}
+
+/// A copy between slab and host: from a buffer of the program to another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copied {
+    pub from: usize,
+    pub to: usize,
+}
+
+/// One kernel with its arguments, or half of a copy.
 pub(crate) struct Step {
-    pub kernel: Arc<Kernel>,
+    pub work: Work,
     pub places: Vec<Place>,
     pub workspace: Planned,
     /// The slice of the batch that it runs on, if it does not run on all of it.
@@ -101,7 +118,7 @@ impl Place {
     }
 }
 
-/// Bytes of the slab.
+/// Bytes of the slab, or of the host's space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Planned {
     pub offset: u64,
@@ -112,6 +129,8 @@ pub(crate) struct Planned {
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedBuffer {
     pub place: Planned,
+    /// Whether it lies in the host's space instead of the slab.
+    pub on_host: bool,
     /// Its bytes without alignment and guards.
     pub used: u64,
     pub dtype: DType,
@@ -136,10 +155,15 @@ pub(crate) struct Compiled {
     pub name: Arc<str>,
     pub steps: Vec<Step>,
     pub buffers: Vec<PlannedBuffer>,
+    /// The copies, in the order they start.
+    pub copies: Vec<Copied>,
     pub inputs: Vec<InputSlot>,
     pub outputs: Vec<usize>,
     pub symbols: Symbols,
     pub slab_bytes: u64,
+    pub host_bytes: u64,
+    /// Where batches wait that come next, if there is room for any.
+    pub ring: Option<usize>,
     pub plan: Plan,
     pub guard: u64,
     /// Whether a run finds sizes of buffers.
@@ -169,15 +193,16 @@ impl Compiled {
         session: u64,
     ) -> Result<Self> {
         let offsets = plan.offsets();
-        let Scheduled { dag, tasks, kernels, nodes, sliced, .. } = &scheduled;
+        let Scheduled { dag, tasks, kernels, nodes, sliced, copies, .. } = &scheduled;
         let buffers: Vec<PlannedBuffer> = nodes
             .iter()
             .enumerate()
             .map(|(at, &id)| {
                 let node = graph.node(id);
-                let bytes = dag.buffers[at].bytes.next_multiple_of(slabwise_planner::ALIGN);
+                let bytes = dag.buffers[at].bytes.next_multiple_of(planner::ALIGN);
                 PlannedBuffer {
                     place: Planned { offset: offsets.offsets[at], bytes },
+                    on_host: dag.buffers[at].space == Space::Host,
                     used: dag.buffers[at].bytes.saturating_sub(guard),
                     dtype: sliced.as_ref().map_or(node.dtype, |sliced| sliced.dtype(at, node.dtype)),
                     dims: sliced.as_ref().map_or_else(|| node.dims.clone(), |sliced| sliced.dims(at, &node.dims)),
@@ -185,10 +210,8 @@ impl Compiled {
                 }
             })
             .collect();
-        let mut steps = Vec::with_capacity(tasks.len());
+        let mut steps = Vec::with_capacity(dag.tasks.len());
         for (step, &id) in offsets.order.iter().enumerate() {
-            let task = id.index();
-            let kernel = kernels[task].clone();
             let place = |(at, arg): (usize, &Arg)| match arg {
                 Arg::Buffer(node) => scheduled.buffer_of(id, *node).map(|b| match scheduled.stretch(id, at, b) {
                     Some(stretch) => Place::Slice(b.index(), stretch),
@@ -197,25 +220,36 @@ impl Compiled {
                 Arg::Variable(v) => Some(Place::Variable(variables[*v as usize])),
                 Arg::Sizes => Some(Place::Sizes),
             };
-            let sums = scheduled.sums_of(id).map(|b| Some(Place::Planned(b.index())));
-            let places = tasks[task].args.iter().enumerate().map(place).chain(sums).collect::<Option<_>>();
-            let places = places.ok_or_else(|| Error::Internal("an argument has no buffer".into()))?;
+            let copied = |k: u32| nodes[copies[k as usize].from.index()];
+            let (work, places, node, task) = match scheduled.work(id) {
+                planner::Work::Run(task) => {
+                    let task = task.index();
+                    let sums = scheduled.sums_of(id).map(|b| Some(Place::Planned(b.index())));
+                    let places = tasks[task].args.iter().enumerate().map(place).chain(sums).collect::<Option<_>>();
+                    let places = places.ok_or_else(|| Error::Internal("an argument has no buffer".into()))?;
+                    (Work::Run(kernels[task].clone()), places, tasks[task].node, Some(task))
+                }
+                planner::Work::Start(k) => (Work::Start(k as usize), Vec::new(), copied(k), None),
+                planner::Work::Finish(k) => (Work::Finish(k as usize), Vec::new(), copied(k), None),
+            };
+            let workspace = if let Work::Run(kernel) = &work { kernel.workspace() } else { 0 };
+            let binds = task.and_then(|task| match (&graph.node(node).op, &tasks[task].spec.body) {
+                (&Op::Bind { symbol }, Body::CheckIndex(check)) => Some(Binds { symbol, offset: check.index.offset }),
+                _ => None,
+            });
             let at = |when: fn(&Lifetime) -> u64| -> Vec<usize> {
                 (0..buffers.len()).filter(|&b| when(&offsets.lifetimes[b]) as usize == step).collect()
             };
             steps.push(Step {
-                workspace: Planned { offset: offsets.workspace_offsets[task], bytes: kernel.workspace() },
-                kernel,
+                workspace: Planned { offset: offsets.workspace_offsets[id.index()], bytes: workspace },
+                work,
                 places,
-                slice: sliced.as_ref().and_then(|sliced| sliced.tasks[task]),
-                name: dag.tasks[task].name.clone(),
-                origin: graph.origin(tasks[task].node).clone(),
+                slice: sliced.as_ref().and_then(|sliced| sliced.tasks[task?]),
+                name: dag.tasks[id.index()].name.clone(),
+                origin: graph.origin(node).clone(),
                 ends: at(|l| l.end.saturating_sub(1)),
                 begins: at(|l| l.start),
-                binds: match (&graph.node(tasks[task].node).op, &tasks[task].spec.body) {
-                    (&Op::Bind { symbol }, Body::CheckIndex(check)) => Some(Binds { symbol, offset: check.index.offset }),
-                    _ => None,
-                },
+                binds,
             });
         }
         let buffer_of = |wanted: &Op| nodes.iter().position(|n| graph.node(*n).op == *wanted);
@@ -261,10 +295,13 @@ impl Compiled {
             name: plan.name().into(),
             steps,
             buffers,
+            copies: copies.iter().map(|copy| Copied { from: copy.from.index(), to: copy.to.index() }).collect(),
             inputs,
             outputs,
             symbols: graph.symbols.clone(),
             slab_bytes: offsets.height,
+            host_bytes: offsets.host_height,
+            ring: None,
             plan,
             guard,
             finds,
@@ -277,19 +314,15 @@ impl Compiled {
     pub fn resources(&self) -> Vec<Vec<Resources>> {
         #[cfg(feature = "cuda")]
         if let Some(loaded) = &self.loaded {
-            return self.steps.iter().map(|step| loaded.resources(&step.kernel)).collect();
+            return self.steps.iter().map(|step| step.kernel().map_or_else(Vec::new, |kernel| loaded.resources(kernel))).collect();
         }
         Vec::new()
     }
 
     /// One past the highest byte of the slab that a kernel is given.
+    #[cfg(feature = "cuda")]
     pub fn peak(&self) -> u64 {
-        let end = |p: Planned| p.offset + p.bytes;
-        let of = |step: &Step| {
-            let planned = step.places.iter().map(|p| if let Place::Planned(b) = p { end(self.buffers[*b].place) } else { 0 });
-            planned.max().unwrap_or(0).max(end(step.workspace))
-        };
-        self.steps.iter().map(of).max().unwrap_or(0)
+        self.steps.iter().map(|step| step.slab_end(self)).max().unwrap_or(0)
     }
 
     /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.
@@ -410,4 +443,45 @@ impl Compiled {
 /// The lengths that a shape has in a run.
 pub(crate) fn lengths(dims: &Dims, env: &Env) -> Lengths {
     dims.iter().map(|d| d.usize_at(env)).collect()
+}
+
+impl Compiled {
+    /// Where a buffer lies in the memory that it is planned for.
+    pub fn place_in(&self, space: Region, buffer: usize) -> Region {
+        let Planned { offset, bytes } = self.buffers[buffer].place;
+        space.part(offset, bytes)
+    }
+}
+
+impl Step {
+    /// The kernel that it runs, if it runs one.
+    pub fn kernel(&self) -> Option<&Kernel> {
+        if let Work::Run(kernel) = &self.work { Some(kernel) } else { None }
+    }
+
+    /// The largest team that it may run with, if one runs it.
+    pub fn threads(&self) -> Option<usize> {
+        self.kernel()?.threads()
+    }
+}
+
+impl Step {
+    /// The end of the highest byte of the slab that it is given, whether inputs lie there or elsewhere.
+    pub fn slab_end(&self, inner: &Compiled) -> u64 {
+        let copied = match self.work {
+            Work::Run(_) => None,
+            Work::Start(copy) | Work::Finish(copy) => Some(inner.copies[copy]),
+        };
+        let placed = self.places.iter().filter_map(Place::buffer).filter(|&b| !inner.buffers[b].found);
+        let buffers = placed.chain(copied.into_iter().flat_map(|copied| [copied.from, copied.to]));
+        let places = buffers.map(|b| &inner.buffers[b]).filter(|b| !b.on_host).map(|b| b.place).chain([self.workspace]);
+        places.map(|place| place.offset + place.bytes).max().unwrap_or(0)
+    }
+}
+
+impl PlannedBuffer {
+    /// The bytes of its value under the sizes of a run.
+    pub fn bytes_at(&self, env: &Env) -> u64 {
+        lengths(&self.dims, env).iter().product::<usize>() as u64 * self.dtype.bytes() as u64
+    }
 }

@@ -1,10 +1,14 @@
 //! A session: the weights, the slab, and the programs that share them.
 
+mod copies;
 #[cfg(feature = "cuda")]
 mod device;
 mod measure;
 mod outputs;
+mod prefetch;
 mod shared;
+mod slots;
+mod steps;
 mod values;
 
 use std::collections::HashMap;
@@ -12,11 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
-use slabwise_kernels::spec::MAX_ARGUMENTS;
 use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
@@ -29,10 +33,11 @@ use crate::feed::{Feed, Source};
 use crate::found::Found;
 use crate::graph::{Graph, VariableInfo};
 use crate::memory::budget::{Allowance, Budget};
+use crate::memory::offload::Offload;
 use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::plan::Plan;
-use crate::program::{Compiled, Place, Planned, Program, lengths};
+use crate::program::{Compiled, Program, Step, lengths};
 use crate::shapes::first_lengths;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
@@ -75,8 +80,16 @@ pub struct Session {
     by_name: HashMap<Arc<str>, usize>,
     counters: Vec<shared::SharedCounter>,
     slab: Option<Region>,
+    /// What programs send to the host lies here.
+    host: Option<Region>,
+    /// The copies that a run has started.
+    tickets: Vec<Ticket>,
     sizes: Region,
     pub(crate) budget: Allowance,
+    pub(crate) offload: Option<Offload>,
+    slots_of_inputs: usize,
+    /// Batches ahead of programs.
+    rings: Vec<prefetch::Ring>,
     slots: Vec<Slot>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
@@ -115,8 +128,13 @@ impl Session {
             by_name: HashMap::new(),
             counters: Vec::new(),
             slab: None,
+            host: None,
+            tickets: Vec::new(),
             sizes: Region::default(),
             budget: Allowance::default(),
+            offload: None,
+            slots_of_inputs: 1,
+            rings: Vec::new(),
             slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
@@ -338,65 +356,9 @@ impl Session {
     pub fn run<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
         let inner = &*self.planned_for(program, &feed)?;
         let mut env = self.begin(inner, &feed)?;
-        self.begin_found(inner)?;
-        let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
-        let place = |p: Planned| slab.part(p.offset, p.bytes);
-        let regions: SmallVec<[Option<Region>; 8]> = self.stage(inner, &feed, &env, &mut |buffer| place(inner.buffers[buffer].place))?;
-        #[cfg(feature = "cuda")]
-        let replayed = self.run_recorded(inner, slab, &regions, &env)?;
-        #[cfg(not(feature = "cuda"))]
-        let replayed = false;
-        if replayed {
-            self.stats = RunStats { peak_slab_bytes: inner.peak(), ..RunStats::default() };
-            return self.outputs(inner, &feed, &env, slab);
-        }
-        let mut peak = 0;
-        if inner.guard > 0 {
-            crate::checks::begin(self, inner, slab)?;
-        }
-        for (at, step) in inner.steps.iter().enumerate() {
-            self.make_room(inner, at, &env, slab)?;
-            let workspace = place(step.workspace);
-            peak = peak.max(step.workspace.offset + step.workspace.bytes);
-            let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
-                .places
-                .iter()
-                .map(|p| match *p {
-                    Place::Planned(b) if inner.buffers[b].found => self.found_region(b, slab),
-                    Place::Planned(b) | Place::Slice(b, _) => {
-                        let planned = inner.buffers[b].place;
-                        peak = peak.max(planned.offset + planned.bytes);
-                        let fed = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| regions[i]);
-                        Ok(p.part(fed.unwrap_or_else(|| place(planned)), &env))
-                    }
-                    Place::Variable(v) => Ok(self.variables[v].region),
-                    Place::Sizes => Ok(self.sizes),
-                })
-                .collect::<Result<_>>()?;
-            let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
-            let done = self.memory.run(inner.loaded.as_ref(), (at, &step.kernel, step.slice), &args, &workspace, &env, &self.team)?;
-            done.map_err(|fault| inner.fault(at, fault))?;
-            self.bind_length(inner, at, args.first(), &mut env)?;
-            if started.is_some() {
-                self.memory.settle()?;
-            }
-            if let (Some(started), Some(recording)) = (started, &mut self.recording) {
-                recording.note(inner, at, &args, workspace, slab, started);
-            }
-            self.end_found(inner, at)?;
-            if let (Some(started), Some(profile)) = (started, &mut self.profile) {
-                profile[at] = profile[at].min(started.elapsed().as_secs_f64());
-            }
-            if inner.guard > 0 {
-                crate::checks::after(self, inner, slab, at)?;
-            }
-        }
-        self.memory.end_run(inner.loaded.as_ref())?;
-        let (lent_bytes, pool_bytes) = self.found.most();
-        self.stats = RunStats { peak_slab_bytes: peak, lent_bytes, pool_bytes };
-        if pool_bytes > 0 {
-            self.pool.end_step(&mut self.memory);
-        }
+        let slab = self.slab()?;
+        let regions = self.stage(inner, &feed, &env, &mut |buffer| inner.place_in(slab, buffer))?;
+        self.run_fed(inner, &mut env, &regions)?;
         self.outputs(inner, &feed, &env, slab)
     }
 
@@ -407,10 +369,10 @@ impl Session {
         Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)))
     }
 
-    /// Checks the feed and publishes the sizes of the run.
-    pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
+    /// Whether a program can run here now.
+    fn ready(&self, inner: &Compiled) -> Result<()> {
         self.owns(inner)?;
-        let (threads, room) = (self.team.threads(), inner.steps.iter().filter_map(|s| s.kernel.threads()).min());
+        let (threads, room) = (self.team.threads(), inner.steps.iter().filter_map(Step::threads).min());
         if let Some(room) = room.filter(|&room| room < threads) {
             let message = format!(
                 "\"{}\" was compiled for {room} threads and the session now has {threads}; set the threads before compiling",
@@ -418,6 +380,12 @@ impl Session {
             );
             return Err(Error::Value(message));
         }
+        Ok(())
+    }
+
+    /// Checks the feed and publishes the sizes of the run.
+    pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
+        self.ready(inner)?;
         let mut result = Ok(());
         let mut fed: SmallVec<[(usize, bool); 8]> = SmallVec::new();
         feed.each(&mut |_, source| {

@@ -209,7 +209,8 @@ impl Kernel {
     /// # Panics
     /// If `env` is above the bound, the team larger than what the kernel was prepared for, or a region is too small for what the kernel reaches under `env`, is not aligned to its
     /// elements (64 bytes for the workspace), is not inside a live arena, is written twice in one place, or overlaps a region
-    /// that is written, other than as the same region with the same walk (in-place elementwise work): a plan that passed
+    /// that is written, other than as the same region with the same walk (in-place elementwise work), or if a copy in flight
+    /// writes a region or reads one that is written: a plan that passed
     /// its checker never does this, so it is a bug of the caller, and memory safety does not depend on the caller.
     pub fn run(&self, memory: &mut Memory, args: &[Region], workspace: &Region, env: &Env, team: &Team) -> Result<(), Fault> {
         assert!(team.threads() <= self.threads, "a team of {} runs a kernel prepared for {}", team.threads(), self.threads);
@@ -255,6 +256,7 @@ impl Kernel {
             slicing,
             sums: sums.first().map_or(std::ptr::null_mut(), |sums| memory.address(sums)),
         };
+        sums.iter().for_each(|sums| memory.assert_writable(sums));
         self.launch(memory, args, workspace, if slicing.folds { whole } else { &own }, team, Some(&part))
     }
 
@@ -268,10 +270,15 @@ impl Kernel {
         team: &Team,
         part: Option<&Part<'_>>,
     ) -> Result<(), Fault> {
+        for (region, (_, _, access)) in args.iter().zip(&self.arguments) {
+            if *access == Access::Read { memory.assert_readable(region) } else { memory.assert_writable(region) }
+        }
+        memory.assert_writable(workspace);
         let addresses: SmallVec<[*mut u8; MAX_ARGUMENTS]> = args.iter().map(|r| memory.address(r)).collect();
         let launch = Launch { args: &addresses, workspace: memory.address(workspace), env, team, part };
         // SAFETY: `check` proved that every access lies inside its region and that written regions overlap nothing else (of a
-        // slice: every access of the slice's examples, and to the sums); `memory` is borrowed exclusively for the whole run.
+        // slice: every access of the slice's examples, and to the sums); `memory` is borrowed exclusively for the whole run, and
+        // no copy in flight is in the way of any region.
         unsafe {
             match &self.body {
                 Prepared::Loop(k) => k.run(&self.spec, &launch),

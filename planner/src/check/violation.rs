@@ -73,7 +73,7 @@ pub enum Violation {
         /// Its alignment.
         align: u64,
     },
-    /// Something reaches beyond the slab.
+    /// Something reaches beyond the slab, or beyond the host's space.
     #[error("`{name}` lies at {offset} with {bytes} bytes, beyond the slab of {height}")]
     OutOfSlab {
         /// The buffer, or the task whose workspace it is.
@@ -82,7 +82,7 @@ pub enum Violation {
         offset: u64,
         /// The bytes it occupies.
         bytes: u64,
-        /// The height of the plan.
+        /// The height of its space.
         height: u64,
     },
     /// Two buffers share bytes while both are alive.
@@ -191,7 +191,7 @@ pub enum Violation {
         /// The bytes it occupies.
         to_bytes: u64,
     },
-    /// The slab is larger than what lies in it.
+    /// The slab, or the host's space, is larger than what lies in it.
     #[error("the plan claims a height of {found}, but what lies highest ends at {expected}")]
     Height {
         /// Where the highest thing ends.

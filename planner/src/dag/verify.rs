@@ -126,6 +126,16 @@ pub enum DagError {
         /// The buffer that may take them.
         to: String,
     },
+    /// The bytes offered are those of another memory.
+    #[error("task `{task}`: `{to}` may not reuse `{from}`, which lies in another space")]
+    ReuseAcross {
+        /// The task.
+        task: String,
+        /// The buffer whose bytes are offered.
+        from: String,
+        /// The buffer that may take them.
+        to: String,
+    },
     /// What a task is when it runs again reads a buffer that the task does not.
     #[error("task `{task}` reads `{buffer}` only when it runs again")]
     RerunReads {
@@ -261,6 +271,9 @@ impl Dag {
         }
         if source.live_out {
             return Err(DagError::ReuseOfOutput { task: name, from, to });
+        }
+        if source.space != target.space {
+            return Err(DagError::ReuseAcross { task: name, from, to });
         }
         if target.bytes > source.bytes {
             return Err(DagError::ReuseTooSmall { task: name, from, from_bytes: source.bytes, to, to_bytes: target.bytes });

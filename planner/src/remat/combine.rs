@@ -2,10 +2,10 @@
 
 use super::clock::Clock;
 use super::network::Network;
-use super::offload::{Offloader, Transfer};
 use super::search::{Found, search};
 use super::tape::Tape;
 use crate::generate::Random;
+use crate::offload::{Offloader, Timeline, Transfer, Value};
 
 /// A schedule with transfers.
 #[derive(Clone, Debug)]
@@ -105,9 +105,24 @@ fn attempt(
     if tape.cost as f64 >= most {
         return None;
     }
-    let mut offloader = Offloader::new(&tape, budget, link);
+    let timeline = timeline(&tape);
+    let mut offloader = Offloader::new(&timeline, budget, link, i64::MAX);
     let fits = offloader.fit(random, noise, 1.1 * most, patient);
     let (peak, time) = (offloader.peak(), fits.unwrap_or_else(|| offloader.run().time));
     let found = Combined { order: order.to_vec(), transfers: offloader.transfers, cost: tape.cost, peak, time };
     found.beats(best, budget).then_some(found)
+}
+
+/// A schedule as transfers see it: the value at each index is what the step of that position makes.
+fn timeline(tape: &Tape) -> Timeline {
+    let net = tape.net;
+    let order = || (0u32..).zip(tape.order());
+    let mut values: Vec<Value> =
+        order().map(|(made, node)| Value { bytes: net.bytes[node as usize], made, reads: Vec::new(), weight: 1.0 }).collect();
+    let mut latest = vec![0u32; net.len()];
+    for (step, node) in order() {
+        net.inputs.of(node).iter().for_each(|&j| values[latest[j as usize] as usize].reads.push(step));
+        latest[node as usize] = step;
+    }
+    Timeline { costs: order().map(|(_, node)| net.cost[node as usize] as f64).collect(), need: tape.need.clone(), values }
 }

@@ -15,7 +15,6 @@ mod clock;
 mod combine;
 mod flow;
 mod network;
-mod offload;
 mod program;
 mod repair;
 mod schedule;
@@ -25,13 +24,13 @@ mod tape;
 mod tests;
 
 use crate::dag::TaskId;
+pub use crate::offload::Transfer;
 use crate::order::{Effort, OrderPolicy, Sizes, best_order, candidates};
 use crate::pack::Limits;
 use crate::remat_graph::RematGraph;
 use clock::Clock;
 pub use clock::Limit;
 use network::Network;
-pub use offload::Transfer;
 pub(crate) use program::DagSearch;
 pub use schedule::{Placed, Remat};
 

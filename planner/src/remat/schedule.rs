@@ -1,9 +1,9 @@
 //! What comes out: a schedule, its explicit steps, and places in a slab.
 
 use super::network::Network;
-use super::offload::Transfer;
 use super::tape::Tape;
 use crate::liveness::Lifetime;
+use crate::offload::Transfer;
 use crate::pack::{Item, Limits, Problem};
 use crate::remat_graph::{Place, RematGraph, Step};
 
@@ -47,7 +47,7 @@ impl Remat {
 
     /// How many bytes are sent to the host.
     pub fn offloaded_bytes(&self, graph: &RematGraph) -> u64 {
-        let mut made: Vec<u32> = self.transfers.iter().map(|t| t.made).collect();
+        let mut made: Vec<u32> = self.transfers.iter().map(|t| t.value).collect();
         made.sort_unstable();
         made.dedup();
         made.into_iter().map(|p| graph.nodes[self.schedule[p as usize] as usize].bytes).sum()
@@ -72,20 +72,20 @@ impl Remat {
         let mut frees: Vec<Vec<u32>> = vec![Vec::new(); order.len()];
         let mut until = vec![None; order.len()];
         for t in &self.transfers {
-            let made = t.made as usize;
+            let made = t.value as usize;
             let node = self.schedule[made];
-            let sent = self.transfers.iter().any(|e| e.made == t.made && e.used < t.used);
+            let sent = self.transfers.iter().any(|e| e.value == t.value && e.used < t.used);
             if sent {
                 before[t.used as usize + 1].push((1, Step::Free(node), None));
             } else {
                 before[t.used as usize + 1].push((0, Step::Offload(node), None));
                 before[t.gone as usize].push((1, Step::Offloaded(node), None));
             }
-            let next = self.transfers.iter().filter(|e| e.made == t.made && e.used > t.used).map(|e| e.used + 1).min();
+            let next = self.transfers.iter().filter(|e| e.value == t.value && e.used > t.used).map(|e| e.used + 1).min();
             let stay = Stay { from: t.back, until: next.unwrap_or(tape.last[made] + 1), bytes: graph.nodes[node as usize].bytes };
             before[t.back as usize].push((2, Step::Prefetch(node), Some(stay)));
             before[t.read as usize].push((3, Step::Prefetched(node), None));
-            let first = self.transfers.iter().all(|e| e.made != t.made || e.used >= t.used);
+            let first = self.transfers.iter().all(|e| e.value != t.value || e.used >= t.used);
             if first {
                 until[made] = Some(t.gone);
             }

@@ -74,7 +74,7 @@ impl Picture<'_> {
         let half = |yes: bool| if yes { 0.5 } else { 0.0 };
         let mut blocks = Vec::new();
         for (i, (buffer, live)) in dag.buffers.iter().zip(&plan.lifetimes).enumerate() {
-            if live.is_empty() || buffer.bytes == 0 {
+            if live.is_empty() || buffer.occupied_on_device() == 0 {
                 continue;
             }
             let mut tooltip = format!("{} · {}\n{} = {} bytes", buffer.name, buffer.kind.label(), Bytes(buffer.bytes), buffer.bytes);

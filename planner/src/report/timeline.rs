@@ -120,7 +120,7 @@ fn items(dag: &Dag, plan: &Plan) -> Value {
             "layer": buffer.layer,
             "source": buffer.source,
             "bytes": buffer.bytes,
-            "takes": buffer.occupied(),
+            "takes": buffer.occupied_on_device(),
             "offset": plan.offsets[i],
             "start": life.start,
             "end": life.end,

@@ -4,6 +4,7 @@ mod dags;
 mod generate;
 mod judge;
 mod mutations;
+mod offload;
 mod order;
 mod properties;
 mod remat;

@@ -4,8 +4,8 @@ use crate::generate::{mlp, random_dag};
 use crate::remat::cases;
 use arbtest::arbitrary::Result;
 use slabwise_planner::{
-    Buffer, BufferId, Dag, DagError, Kind, MayReuse, Options, RepeatViolation, Repeated, Rerun, Task, TaskId, check, check_repeats, plan,
-    plan_within,
+    Buffer, BufferId, Dag, DagError, Kind, MayReuse, Options, RepeatViolation, Repeated, Rerun, Task, TaskId, Work, check, check_repeats,
+    plan, plan_within,
 };
 
 /// What is handed out when tasks run in an order: for each such buffer, a number that every value on the way to it changes.
@@ -17,11 +17,29 @@ fn results(
     task_of: &dyn Fn(TaskId) -> u32,
     buffer_of: &dyn Fn(BufferId) -> u32,
 ) -> Vec<(u32, u64)> {
+    results_with_copies(original, dag, order, task_of, buffer_of, &|_| None)
+}
+
+/// The same where some tasks are halves of copies. Bytes under way are nobody's: what is copied is what is there when the copy
+/// is waited for.
+pub fn results_with_copies(
+    original: &Dag,
+    dag: &Dag,
+    order: &[TaskId],
+    task_of: &dyn Fn(TaskId) -> u32,
+    buffer_of: &dyn Fn(BufferId) -> u32,
+    half_of: &dyn Fn(TaskId) -> Option<Work>,
+) -> Vec<(u32, u64)> {
     let counts = |task: &Task, b: BufferId| task.rerun.as_ref().is_none_or(|rerun| rerun.reads.contains(&b));
     let mix = |h: u64, x: u64| (h ^ x).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let mut values: Vec<u64> = (0..dag.buffers.len() as u32).map(|b| mix(7, u64::from(buffer_of(BufferId(b))))).collect();
     for &t in order {
         let task = &dag.tasks[t.index()];
+        if let Some(half) = half_of(t) {
+            let (from, to) = (task.reads[0].index(), task.writes[0].index());
+            values[to] = if matches!(half, Work::Finish(_)) { values[from] } else { mix(values[to], u64::from(t.0)) };
+            continue;
+        }
         let of = &original.tasks[task_of(t) as usize];
         let reads = task.reads.iter().filter(|b| counts(of, BufferId(buffer_of(**b))));
         let seen = reads.chain(&task.writes).fold(u64::from(task_of(t)), |h, b| mix(h, values[b.index()]));

@@ -158,7 +158,8 @@ impl PlanFile {
             end,
             at_peak: at_peak.contains(&holder),
         };
-        let buffers = (0u32..).zip(&dag.buffers).map(|(id, buffer)| {
+        let in_slab = (0u32..).zip(&dag.buffers).filter(|(_, buffer)| buffer.space == slabwise_planner::Space::Device);
+        let buffers = in_slab.map(|(id, buffer)| {
             let life = offsets.lifetimes[id as usize];
             Row {
                 layer: buffer.layer.clone(),

@@ -20,6 +20,7 @@ mod fake;
 mod heap;
 mod journal;
 mod ladder;
+pub mod offload;
 mod oom;
 mod policy;
 mod pool;

@@ -18,6 +18,9 @@ const PER_CONVOLVED: u64 = 2;
 /// Products that writing a sum of products takes the time of: short sums cost more for each of theirs.
 const PER_SUM: u64 = 30;
 
+/// How many units a second has, about: with [`PER_BYTE`] of them to a byte, memory moves 10 GB/s.
+pub(crate) const UNITS_PER_SECOND: f64 = 1.2e11;
+
 /// The time of a kernel at these sizes.
 pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
     let count = |dims: &[Size]| dims.iter().map(|d| d.at(sizes).max(0) as u64).fold(1, u64::saturating_mul);

@@ -16,6 +16,7 @@ mod stores;
 mod unfuse;
 mod update;
 
+pub(crate) use cost::UNITS_PER_SECOND;
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
 pub use layout::legalise;
 pub use lower::{Arg, Task, lower};

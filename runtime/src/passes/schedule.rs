@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Access, Body};
-use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Repeated, Rerun, TaskId};
+use slabwise_planner::{ALIGN, Buffer, BufferCopy, BufferId, Dag, Kind, MayReuse, Offloaded, Repeated, Rerun, TaskId, Work};
 
 use super::cost::cost;
 use super::lower::{Arg, Task};
@@ -19,7 +19,7 @@ use crate::shape::elements;
 /// A program's tasks, prepared for the device, and the planner's problem.
 #[derive(Clone, Default)]
 pub struct Scheduled {
-    /// What the planner sees; task i is `tasks[i]` run by `kernels[i]`.
+    /// What the planner sees; task i is `tasks[i]` run by `kernels[i]`, unless `work` says otherwise.
     pub dag: Dag,
     /// The tasks.
     pub tasks: Vec<Task>,
@@ -31,6 +31,10 @@ pub struct Scheduled {
     pub sliced: Option<Sliced>,
     /// What of a task runs again, where that is not all of it: the task and its kernel.
     pub(super) reruns: HashMap<TaskId, (Task, Arc<Kernel>)>,
+    /// For each task of the dag, what it does, where some are copies.
+    work: Option<Vec<Work>>,
+    /// The copies, in the order they start.
+    pub copies: Vec<BufferCopy>,
 }
 
 impl Scheduled {
@@ -39,6 +43,18 @@ impl Scheduled {
         let task = &self.dag.tasks[task.index()];
         let sums = |b: &BufferId| self.sliced.as_ref().is_some_and(|s| matches!(s.buffers[b.index()], Piece::Sums(_)));
         task.reads.iter().chain(&task.writes).copied().find(|b| self.nodes[b.index()] == node && !sums(b))
+    }
+
+    /// What a task of the dag does: runs one of `tasks`, or half of a copy.
+    pub fn work(&self, task: TaskId) -> Work {
+        self.work.as_ref().map_or(Work::Run(task), |work| work[task.index()])
+    }
+
+    /// The same with buffers that leave for the host and come back, as the planner asks for.
+    pub fn offloaded(self, offloaded: Offloaded) -> Scheduled {
+        let Offloaded { dag, work, buffer_of, copies } = offloaded;
+        let nodes = buffer_of.iter().map(|b| self.nodes[b.index()]).collect();
+        Scheduled { dag, nodes, work: Some(work), copies, ..self }
     }
 
     /// The same with some tasks run again, as the planner asks for.
@@ -52,7 +68,7 @@ impl Scheduled {
         let (tasks, kernels) = (0..).zip(&task_of).map(of).unzip();
         let sliced = self.sliced.as_ref().map(|sliced| sliced.repeated(&task_of, &buffer_of));
         let nodes = buffer_of.iter().map(|b| self.nodes[b.index()]).collect();
-        Scheduled { dag, tasks, kernels, nodes, sliced, reruns: HashMap::new() }
+        Scheduled { dag, tasks, kernels, nodes, sliced, ..Scheduled::default() }
     }
 }
 

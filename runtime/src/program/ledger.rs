@@ -26,7 +26,7 @@ impl<const N: usize> Program<N> {
         offsets.reused.iter().for_each(|pair| in_place[pair.to.index()] = true);
         let buffers = dag.buffers.iter().enumerate().map(|(b, buffer)| {
             let life = offsets.lifetimes[b];
-            (b, offsets.offsets[b], buffer.occupied(), life.start as usize + usize::from(in_place[b]), life.end as usize)
+            (b, offsets.offsets[b], buffer.occupied_on_device(), life.start as usize + usize::from(in_place[b]), life.end as usize)
         });
         let workspaces = offsets.order.iter().enumerate().map(|(at, task)| {
             let task = task.index();

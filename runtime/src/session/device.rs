@@ -18,7 +18,7 @@ impl Session {
         let mut kernels = Vec::with_capacity(inner.steps.len());
         let mut checks = Vec::new();
         for step in &inner.steps {
-            let Kernel::Cuda(spec, kernel) = &*step.kernel else {
+            let Some(Kernel::Cuda(spec, kernel)) = step.kernel() else {
                 return Err(Error::Internal(format!("{} was prepared for another device", step.name)));
             };
             kernels.push(kernel);
@@ -66,7 +66,7 @@ impl Session {
         let steps: Vec<(&Kernel, Vec<Region>, Region)> = inner
             .steps
             .iter()
-            .map(|s| (&*s.kernel, s.places.iter().map(place).collect(), slab.part(s.workspace.offset, s.workspace.bytes)))
+            .filter_map(|s| Some((s.kernel()?, s.places.iter().map(place).collect(), slab.part(s.workspace.offset, s.workspace.bytes))))
             .collect();
         gpu.record(loaded, &key, env, &steps)?;
         gpu.replay(loaded, &key)

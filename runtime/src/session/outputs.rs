@@ -18,7 +18,7 @@ impl Session {
         env: &Env,
         slab: Region,
     ) -> Result<[Output<'_>; N]> {
-        let place = |b: usize| slab.part(inner.buffers[b].place.offset, inner.buffers[b].place.bytes);
+        let place = |b: usize| inner.place_in(slab, b);
         let buffers: [Option<Buffer>; N] = self.give_donated(inner, feed, env, &mut |b| place(b))?;
         let mut regions = [Region::default(); N];
         for (region, &b) in regions.iter_mut().zip(&inner.outputs) {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use slabwise::feed::Feed;
 use slabwise::models::{Model, OptimizerKind, noise};
 use slabwise::prelude::F32;
-use slabwise::{Budget, Bytes, Device, Error, Params, Program, Result, Session, Trace};
+use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Program, Result, Session, Trace};
 
 use crate::output::{Times, line, pairs};
 use crate::plan::of_batch;
@@ -38,6 +38,9 @@ pub struct Args {
     /// nothing twice needs, such as 50%
     #[arg(long)]
     budget: Option<Budget>,
+    /// Models: send values to the host as well to keep the budget, over a link of this speed in each direction, such as 16GB/s
+    #[arg(long, value_name = "LINK")]
+    offload: Option<Offload>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: Device,
@@ -99,7 +102,7 @@ fn show(name: &str, value: &Value) -> String {
 }
 
 fn open(args: &Args, params: Params) -> Result<Session> {
-    let session = Session::new(args.device, params)?.with_budget(args.budget);
+    let session = Session::new(args.device, params)?.with_budget(args.budget).with_offload(args.offload);
     Ok(match args.threads {
         Some(threads) => session.with_threads(threads as usize),
         None => session,
@@ -157,6 +160,7 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
         "params_bytes": plan.persistent().weights,
         "state_bytes": plan.persistent().state,
         "slab_bytes": plan.slab_bytes(),
+        "host_bytes": plan.host_bytes(),
         "lower_bound_bytes": plan.lower_bound_bytes(),
         "peak_measured_bytes": session.last_run().peak_slab_bytes,
         "rss_peak_bytes": rss_peak_bytes(),

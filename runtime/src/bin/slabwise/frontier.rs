@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
-use slabwise::{Budget, Bytes, Error, InSlices, Params, Plan, Result, Session};
+use slabwise::{Budget, Bytes, Error, InSlices, Params, Plan, Result, Sent, Session};
 
 use crate::output::{line, table};
 use crate::plan::{Args, of_batch};
@@ -18,6 +18,8 @@ struct Point {
     budget: u64,
     slab: u64,
     runs: usize,
+    /// Values that are sent to the host.
+    sent: usize,
     overhead: f64,
     /// Slices of the batch, if kernels run on some.
     slices: Option<InSlices>,
@@ -31,14 +33,20 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if args.json {
         let point = |p: &Point| {
-            let slices = p.slices.map_or(1, |s| s.slices);
-            json!({ "budget_bytes": p.budget, "slab_bytes": p.slab, "again": p.runs, "slices": slices, "overhead_pct": 100.0 * p.overhead })
+            json!({
+                "budget_bytes": p.budget,
+                "slab_bytes": p.slab,
+                "again": p.runs,
+                "slices": p.slices.map_or(1, |s| s.slices),
+                "offloaded": p.sent,
+                "overhead_pct": 100.0 * p.overhead,
+            })
         };
         let report = json!({ "model": args.model.name(), "batch": args.batch, "frontier": points.iter().map(point).collect::<Value>() });
         return line(report);
     }
     line(format_args!("{} · batch {} · slab against time, as modelled", args.model, args.batch))?;
-    let mut rows = vec![["", "slab", "of all", "again", "slices", "time"].map(String::from).to_vec()];
+    let mut rows = vec![["", "slab", "of all", "again", "slices", "sent", "time"].map(String::from).to_vec()];
     let all = points[0].slab.max(1) as f64;
     for (at, p) in points.iter().enumerate() {
         let share = format!("{:.0} %", 100.0 * p.slab as f64 / all);
@@ -48,6 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
             share,
             p.runs.to_string(),
             p.slices.map_or(String::new(), |s| format!("{} × {}", s.slices, s.examples)),
+            p.sent.to_string(),
             format!("+{:.1} %", 100.0 * p.overhead),
         ]);
     }
@@ -59,7 +68,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn plan(args: &Args, budget: Budget) -> Result<Plan> {
     let params = Params::seeded(0);
     let network = args.model.build(&params);
-    let session = Session::new(args.device, params)?.with_budget(budget);
+    let session = Session::new(args.device, params)?.with_budget(budget).with_offload(args.offload);
     let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
     of_batch(args.batch, |batch| network.plan_training(&session, batch, optimizer))
 }
@@ -78,6 +87,7 @@ fn points(args: &Args) -> Result<Vec<Point>> {
             budget,
             slab: plan.slab_bytes(),
             runs: plan.again().tasks.len(),
+            sent: plan.again().sent.len(),
             overhead: plan.again().overhead,
             slices: plan.again().sliced,
             again: told(&plan),
@@ -92,14 +102,18 @@ fn points(args: &Args) -> Result<Vec<Point>> {
     Ok(points)
 }
 
-/// What runs on slices, and the largest of what is computed again, and for whom.
+/// What runs on slices, and the largest of what is computed again or sent to the host, and for whom.
 fn told(plan: &Plan) -> String {
     let mut again = plan.computed_again();
     again.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
     let named = again.iter().take(NAMED).map(|(name, bytes, reader)| format!("{name}, {bytes} not kept for {reader}"));
     let mut text: Vec<String> = plan.again().sliced.map(|slices| slices.to_string()).into_iter().chain(named).collect();
-    if again.len() > NAMED {
-        text.push(format!("{} more", again.len() - NAMED));
+    let mut sent: Vec<&Sent> = plan.again().sent.iter().collect();
+    sent.sort_by_key(|sent| std::cmp::Reverse(sent.bytes));
+    text.extend(sent.iter().take(NAMED).map(ToString::to_string));
+    let left = again.len().saturating_sub(NAMED) + sent.len().saturating_sub(NAMED);
+    if left > 0 {
+        text.push(format!("{left} more"));
     }
     text.join("; ")
 }
@@ -129,7 +143,8 @@ fn svg(args: &Args, points: &[Point]) -> String {
     let _ = writeln!(out, "<polyline points=\"{}\" fill=\"none\" stroke=\"#5b93bf\" stroke-width=\"2\"/>", path.join(" "));
     for p in points {
         let slices = p.slices.map_or(String::new(), |slices| format!(" · {slices}"));
-        let tip = format!("{} · {} kernels again{slices} · +{:.1} % time", Bytes(p.slab), p.runs, 100.0 * p.overhead);
+        let tip =
+            format!("{} · {} kernels again{slices} · {} values sent · +{:.1} % time", Bytes(p.slab), p.runs, p.sent, 100.0 * p.overhead);
         let _ = writeln!(
             out,
             "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"#5b93bf\"><title>{tip}</title></circle>",

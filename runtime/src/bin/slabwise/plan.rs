@@ -7,7 +7,7 @@ use slabwise::diff::PlanFile;
 use slabwise::memory::export::{ExportError, Ledger, heap_profile, snapshot_json, snapshot_pickle, trace_events_json};
 use slabwise::models::{Model, OptimizerKind};
 use slabwise::shape::Dim;
-use slabwise::{Budget, Bytes, Device, Error, Params, Plan, Resources, Result, Run, Session};
+use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Plan, Resources, Result, Run, Session};
 
 use crate::frontier;
 use crate::output::line;
@@ -23,6 +23,9 @@ pub struct Args {
     /// twice needs, such as 50%
     #[arg(long)]
     budget: Option<Budget>,
+    /// Send values to the host as well to keep the budget, over a link of this speed in each direction, such as 16GB/s
+    #[arg(long, value_name = "LINK")]
+    pub offload: Option<Offload>,
     /// auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     pub device: Device,
@@ -73,7 +76,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let params = Params::seeded(0);
     let network = args.model.build(&params);
-    let session = Session::new(args.device, params)?.with_budget(args.budget);
+    let session = Session::new(args.device, params)?.with_budget(args.budget).with_offload(args.offload);
     let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
     let plan = of_batch(args.batch, |batch| network.plan_training(&session, batch, optimizer))?;
     if let Some(path) = &args.svg {
@@ -110,11 +113,27 @@ pub fn run(args: &Args) -> Result<()> {
         "lower_bound_bytes": plan.lower_bound_bytes(),
         "without_reuse_bytes": plan.without_reuse_bytes(),
         "persistent_bytes": persistent.weights + persistent.state,
+        "host_bytes": plan.host_bytes(),
         "kernels": plan.kernels(),
         "compile_s": plan.compile_seconds(),
         "peak": peak,
         "buffers": buffers,
     });
+    if args.offload.is_some() {
+        let sent = plan.again().sent.iter().map(|sent| {
+            json!({
+                "buffer": sent.name,
+                "bytes": sent.bytes.0,
+                "after": sent.used,
+                "before": sent.read,
+                "steps": sent.steps,
+                "copying_s": sent.copying_s,
+                "computing_s": sent.computing_s,
+            })
+        });
+        report["offloaded"] = sent.collect();
+        report["overhead_pct"] = json!(100.0 * plan.again().overhead);
+    }
     if args.kernels {
         report["kernel_names"] = plan.steps().collect();
     }

@@ -1,18 +1,39 @@
-//! Sending idle buffers to the host and fetching them back in time.
+//! Which idle values to send to the host, and when.
 //!
-//! A copy that lies idle between two reads may be away in between: it is sent out once its last read before has run, its
+//! A value that lies idle between two reads may be away in between: it is sent out once its last read before has run, its
 //! bytes are free from some step on, taken again at a later step, and there before the next read. One engine per direction
 //! copies in the order of issue; computing goes on meanwhile, and waits only where bytes must be gone or there. The greedy
-//! looks for the idle buffers that relieve most for the least waiting: sent as early, fetched as late as engines allow.
+//! looks for the idle values that relieve most for the least waiting: sent as early, fetched as late as engines allow.
 
-use super::tape::{Copy, Tape};
 use crate::generate::Random;
 
-/// One copy away from the device for a while. All numbers are positions in the schedule.
+/// A value of a schedule that may be away while it lies idle. Steps are positions in the schedule.
+#[derive(Clone, Debug)]
+pub(crate) struct Value {
+    pub bytes: i64,
+    /// The step that completes it.
+    pub made: u32,
+    /// The steps that read it after that, ascending.
+    pub reads: Vec<u32>,
+    /// How much it is worth to send this rather than another that relieves as much.
+    pub weight: f64,
+}
+
+/// A schedule as transfers see it.
+#[derive(Clone, Debug)]
+pub(crate) struct Timeline {
+    /// The time that each step takes.
+    pub costs: Vec<f64>,
+    /// The bytes that each step needs if nothing is away.
+    pub need: Vec<i64>,
+    pub values: Vec<Value>,
+}
+
+/// One value away from the device for a while. Steps are positions in the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transfer {
-    /// The step that made it.
-    pub made: u32,
+    /// Which value: that of this step in a schedule of a graph file.
+    pub value: u32,
     /// The last step that reads it before; it is sent when that has run.
     pub used: u32,
     /// From this step on its bytes are free.
@@ -24,7 +45,7 @@ pub struct Transfer {
 }
 
 /// What a run of a schedule with transfers takes.
-pub(super) struct Run {
+pub(crate) struct Run {
     /// When each step begins.
     start: Vec<f64>,
     /// When each transfer out and in is over; one that needs no sending is over when it begins.
@@ -34,36 +55,46 @@ pub(super) struct Run {
 }
 
 /// A schedule that transfers are planned for.
-pub(super) struct Offloader<'t, 'n> {
-    tape: &'t Tape<'n>,
+pub(crate) struct Offloader<'t> {
+    timeline: &'t Timeline,
     budget: i64,
     /// Time per byte.
     link: f64,
-    costs: Vec<f64>,
+    /// The bytes that may be on the host together, whenever each is there.
+    host: i64,
     need: Vec<i64>,
     pub transfers: Vec<Transfer>,
 }
 
-impl<'t, 'n> Offloader<'t, 'n> {
-    pub fn new(tape: &'t Tape<'n>, budget: i64, link: f64) -> Self {
-        let costs = tape.order().map(|i| tape.net.cost[i as usize] as f64).collect();
-        Offloader { tape, budget, link, costs, need: tape.need.clone(), transfers: Vec::new() }
+impl<'t> Offloader<'t> {
+    /// Looks for transfers that keep the bytes of each step at most `budget`, where moving one takes `link`.
+    pub fn new(timeline: &'t Timeline, budget: i64, link: f64, host: i64) -> Self {
+        Offloader { timeline, budget, link, host, need: timeline.need.clone(), transfers: Vec::new() }
     }
 
     fn bytes(&self, t: &Transfer) -> i64 {
-        self.tape.net.bytes[self.tape.node_at(t.made) as usize]
+        self.timeline.values[t.value as usize].bytes
+    }
+
+    /// The bytes of all that is ever on the host.
+    fn on_host(&self) -> i64 {
+        self.transfers.iter().filter(|t| !self.is_on_host(t)).map(|t| self.bytes(t)).sum()
     }
 
     /// Whether an earlier transfer has left a copy on the host.
     fn is_on_host(&self, t: &Transfer) -> bool {
-        self.transfers.iter().any(|e| e.made == t.made && e.used < t.used)
+        self.transfers.iter().any(|e| e.value == t.value && e.used < t.used)
     }
 
     /// Runs the schedule on one stream and two engines.
     pub fn run(&self) -> Run {
         let count = self.transfers.len();
-        let mut run =
-            Run { start: Vec::with_capacity(self.costs.len() + 1), out: vec![0.0; count], fetched: vec![(0.0, 0.0); count], time: 0.0 };
+        let mut run = Run {
+            start: Vec::with_capacity(self.timeline.costs.len() + 1),
+            out: vec![0.0; count],
+            fetched: vec![(0.0, 0.0); count],
+            time: 0.0,
+        };
         let mut events: Vec<(u32, u8, u32)> = Vec::with_capacity(4 * count);
         for (k, t) in (0u32..).zip(&self.transfers) {
             events.extend([(t.used + 1, 0, k), (t.gone, 1, k), (t.back, 2, k), (t.read, 3, k)]);
@@ -71,7 +102,7 @@ impl<'t, 'n> Offloader<'t, 'n> {
         events.sort_unstable();
         let mut events = events.into_iter().peekable();
         let (mut now, mut engine_out, mut engine_in) = (0.0f64, 0.0f64, 0.0f64);
-        for p in 0..=self.costs.len() {
+        for p in 0..=self.timeline.costs.len() {
             while let Some((_, what, k)) = events.next_if(|e| e.0 as usize == p) {
                 let t = &self.transfers[k as usize];
                 let long = self.bytes(t) as f64 * self.link;
@@ -92,7 +123,7 @@ impl<'t, 'n> Offloader<'t, 'n> {
                 }
             }
             run.start.push(now);
-            now += self.costs.get(p).copied().unwrap_or(0.0);
+            now += self.timeline.costs.get(p).copied().unwrap_or(0.0);
         }
         run.time = now;
         run
@@ -139,7 +170,7 @@ impl<'t, 'n> Offloader<'t, 'n> {
 
     /// Adds a transfer, in place of the one of the same stretch if there is one.
     fn put(&mut self, transfer: Transfer) -> Option<Transfer> {
-        let same = self.transfers.iter_mut().find(|t| t.made == transfer.made && t.used == transfer.used);
+        let same = self.transfers.iter_mut().find(|t| t.value == transfer.value && t.used == transfer.used);
         match same {
             Some(old) => Some(std::mem::replace(old, transfer)),
             None => {
@@ -156,8 +187,8 @@ impl<'t, 'n> Offloader<'t, 'n> {
         }
         // Without waiting, steps begin when those before them are over.
         let mut now = 0.0;
-        let mut start = Vec::with_capacity(self.costs.len());
-        for cost in &self.costs {
+        let mut start = Vec::with_capacity(self.timeline.costs.len());
+        for cost in &self.timeline.costs {
             start.push(now);
             now += cost;
         }
@@ -185,30 +216,27 @@ impl<'t, 'n> Offloader<'t, 'n> {
     /// What to send to relieve step `at`.
     fn choose(&mut self, run: &Run, at: u32, random: &mut Random, noise: f64, patient: bool) -> Option<Transfer> {
         let mut ranked: Vec<(f64, Transfer, f64)> = Vec::new();
-        let here = self.tape.net.inputs.of(self.tape.node_at(at));
-        for p in 0..at {
-            let c: Copy = self.tape.sequence[p as usize];
-            let node = self.tape.node[c as usize];
-            let (last, bytes) = (self.tape.last[c as usize], self.tape.net.bytes[node as usize]);
-            if last <= at || bytes == 0 || here.contains(&node) {
-                continue;
-            }
-            let Some(read) = self.tape.first_read(node, at + 1, last + 1) else { continue };
-            let used = self.tape.last_read(node, p + 1, at).unwrap_or(p);
-            let (transfer, waiting) = match self.transfers.iter().find(|t| t.made == p && t.used == used) {
+        let left = self.host - self.on_host();
+        for (k, value) in (0u32..).zip(&self.timeline.values) {
+            let Value { bytes, made, .. } = *value;
+            let next = value.reads.partition_point(|&read| read < at);
+            let Some(&read) = value.reads.get(next).filter(|&&read| read > at && made < at && bytes > 0) else { continue };
+            let used = next.checked_sub(1).map_or(made, |before| value.reads[before]);
+            let (transfer, waiting) = match self.transfers.iter().find(|t| t.value == k && t.used == used) {
                 Some(t) if patient || t.gone <= at && at < t.back => continue,
                 // Gone for longer, whoever has to wait.
                 Some(t) => (Transfer { gone: t.gone.min(at), back: t.back.max(at + 1), ..*t }, 0.0),
-                None => self.place(run, Transfer { made: p, used, gone: at, back: at + 1, read }, bytes),
+                None if bytes > left && !self.transfers.iter().any(|t| t.value == k) => continue,
+                None => self.place(run, Transfer { value: k, used, gone: at, back: at + 1, read }, bytes),
             };
             if patient && waiting > 0.0 {
                 continue;
             }
             let over = self.need[transfer.gone as usize..transfer.back as usize].iter();
             let relief: f64 = over.map(|&n| (n - self.budget).clamp(0, bytes) as f64).sum();
-            let luck = (noise * (random.unit() - 0.5)).exp();
-            let score = relief * luck / (waiting + 0.02 * bytes as f64 * self.link + 1.0);
-            ranked.push((score, transfer, relief * luck));
+            let worth = value.weight * (noise * (random.unit() - 0.5)).exp();
+            let score = relief * worth / (waiting + 0.02 * bytes as f64 * self.link + 1.0);
+            ranked.push((score, transfer, relief * worth));
         }
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
         ranked.truncate(6);
@@ -234,7 +262,7 @@ impl<'t, 'n> Offloader<'t, 'n> {
     fn place(&self, run: &Run, t: Transfer, bytes: i64) -> (Transfer, f64) {
         let at = t.gone;
         let long = bytes as f64 * self.link;
-        let sent = run.start[t.used as usize] + self.costs[t.used as usize];
+        let sent = run.start[t.used as usize] + self.timeline.costs[t.used as usize];
         let mut free = sent;
         if !self.is_on_host(&t) {
             let before = self.transfers.iter().zip(&run.out).filter(|(e, _)| e.used <= t.used);
@@ -270,7 +298,7 @@ impl<'t, 'n> Offloader<'t, 'n> {
             let bytes = self.bytes(&old);
             self.change(&old, 1);
             let fits = |need: &[i64]| need.iter().all(|&n| n <= self.budget);
-            let later = self.transfers.iter().any(|e| e.made == old.made && e.used > old.used);
+            let later = self.transfers.iter().any(|e| e.value == old.value && e.used > old.used);
             if !later && fits(&self.need[old.gone as usize..old.back as usize]) {
                 let without = self.transfers.remove(k);
                 let time = self.run().time;

@@ -1,0 +1,182 @@
+//! Dags in which buffers leave to the host while they lie idle, and plans that keep a budget that way.
+//!
+//! Sending a buffer away is a rewriting of the dag, as computing it again is (see [`Repeated`](crate::Repeated)): what arrives
+//! on the host is a buffer of its own in the host's space, what comes back one in the slab, and each copy is two tasks, one
+//! that starts it and one that waits for its end. Both touch source and destination. So the rules for all tasks say what
+//! copies need: the source lives until the copy has ended, the destination from its start, and whoever reads the destination
+//! waits for the end. What comes out is planned and checked like any other dag; [`check_offload`](crate::check_offload) tells
+//! besides whether it does the work of the dag it was made from.
+//!
+//! Sources of the ideas: Rhu et al., *vDNN* (2016), for copies on engines of their own while kernels run; Peng et al.,
+//! *Capuchin* (2020), for choosing between copying and computing again by what either costs for the bytes it frees; Beaumont
+//! et al., *Efficient Combination of Rematerialization and Offloading for Training DNNs* (2021).
+
+mod transfers;
+mod within;
+
+pub use transfers::Transfer;
+pub(crate) use transfers::{Offloader, Timeline, Value};
+pub use within::{Trip, WithLink, plan_with_link};
+
+use crate::dag::{Buffer, BufferId, Dag, MayReuse, Space, Task, TaskId};
+
+/// The way to the host and back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// The time it takes to copy a byte, in the unit of [`Task::cost`]. Both directions at once are as fast as one.
+    pub cost_per_byte: f64,
+    /// The most bytes that may lie on the host; as many as wanted if `None`.
+    pub host_bytes: Option<u64>,
+}
+
+/// What a task of a dag with copies does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// It runs this task of the dag without copies.
+    Run(TaskId),
+    /// It starts the copy of this index.
+    Start(u32),
+    /// It waits until the copy of this index has ended.
+    Finish(u32),
+}
+
+/// A copy between the slab and the host's space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BufferCopy {
+    /// What is copied.
+    pub from: BufferId,
+    /// What holds the same bytes after it.
+    pub to: BufferId,
+}
+
+/// A dag made from another by sending buffers to the host and fetching them again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offloaded {
+    /// The tasks in the order they were scheduled, copies among them, and what they touch.
+    pub dag: Dag,
+    /// For each task, what it does.
+    pub work: Vec<Work>,
+    /// For each buffer, the one whose data it holds.
+    pub buffer_of: Vec<BufferId>,
+    /// The copies, in the order they start.
+    pub copies: Vec<BufferCopy>,
+}
+
+/// Where a value that is sent away lies.
+#[derive(Clone, Copy)]
+struct Whereabouts {
+    /// What holds it in the slab now.
+    device: BufferId,
+    /// What holds it on the host, and the copy that brought it there.
+    host: Option<(BufferId, u32)>,
+    /// The copy that fetches it.
+    fetch: u32,
+}
+
+impl Offloaded {
+    /// The dag whose tasks run in `order`, with transfers of these buffers: each as [`Transfer::value`] numbers them.
+    fn new(dag: &Dag, order: &[TaskId], buffers: &[BufferId], transfers: &[Transfer]) -> Self {
+        let own = (0..dag.buffers.len() as u32).map(BufferId).collect();
+        let bare = Dag { tasks: Vec::with_capacity(dag.tasks.len()), buffers: dag.buffers.clone(), may_reuse: Vec::new() };
+        let mut new = Offloaded { dag: bare, work: Vec::new(), buffer_of: own, copies: Vec::new() };
+        let mut at: Vec<Whereabouts> = (0..dag.buffers.len() as u32).map(|b| Whereabouts::new(BufferId(b))).collect();
+        // Steps, then what happens before them, in the order of the model that the transfers were planned by.
+        let mut events: Vec<(u32, u8, u32)> = Vec::with_capacity(4 * transfers.len());
+        for (k, t) in (0u32..).zip(transfers) {
+            events.extend([(t.used + 1, 0, k), (t.gone, 1, k), (t.back, 2, k), (t.read, 3, k)]);
+        }
+        events.sort_unstable();
+        let mut events = events.into_iter().peekable();
+        let mut pairs = dag.may_reuse.clone();
+        pairs.sort_unstable();
+        let mut id_of = vec![None; dag.tasks.len()];
+        for (step, &run) in (0u32..).zip(order) {
+            while let Some((_, what, k)) = events.next_if(|event| event.0 == step) {
+                let transfer = transfers[k as usize];
+                let buffer = buffers[transfer.value as usize];
+                // What was on the host before only leaves the slab.
+                let is_first = !transfers.iter().any(|e| e.value == transfer.value && e.used < transfer.used);
+                match what {
+                    0 if is_first => new.send(buffer, &mut at[buffer.index()]),
+                    1 if is_first => new.finish_sending(&at[buffer.index()]),
+                    2 => new.fetch(buffer, &mut at[buffer.index()]),
+                    3 => new.finish(at[buffer.index()].fetch, "fetched"),
+                    _ => {}
+                }
+            }
+            let task = &dag.tasks[run.index()];
+            let now = |b: &BufferId| at[b.index()].device;
+            let after = task.after.iter().filter_map(|before| id_of[before.index()]).collect();
+            let (reads, writes) = (task.reads.iter().map(now).collect(), task.writes.iter().map(now).collect());
+            let id = new.dag.add_task(Task { reads, writes, after, rerun: None, ..task.clone() });
+            new.work.push(Work::Run(run));
+            id_of[run.index()] = Some(id);
+            let first = pairs.partition_point(|pair| pair.task < run);
+            let own = pairs[first..].iter().take_while(|pair| pair.task == run);
+            new.dag.may_reuse.extend(own.map(|pair| MayReuse { task: id, from: now(&pair.from), to: now(&pair.to) }));
+        }
+        new
+    }
+
+    /// A buffer for a copy of another's data.
+    fn double(&mut self, of: BufferId, name: &str, space: Space) -> BufferId {
+        let original = &self.dag.buffers[of.index()];
+        let name = format!("{} {name}", original.name);
+        let double = Buffer { name, space, live_in: false, live_out: false, ..original.clone() };
+        self.buffer_of.push(of);
+        self.dag.add_buffer(double)
+    }
+
+    fn start(&mut self, from: BufferId, to: BufferId, verb: &str) -> u32 {
+        let copy = self.copies.len() as u32;
+        self.copies.push(BufferCopy { from, to });
+        self.dag.add_task(Task::new(format!("{verb} {}", self.dag.buffer_name(from)), &[from], &[to]));
+        self.work.push(Work::Start(copy));
+        copy
+    }
+
+    fn finish(&mut self, copy: u32, verb: &str) {
+        let BufferCopy { from, to } = self.copies[copy as usize];
+        self.dag.add_task(Task::new(format!("{verb} {}", self.dag.buffer_name(from)), &[from], &[to]));
+        self.work.push(Work::Finish(copy));
+    }
+
+    fn send(&mut self, buffer: BufferId, at: &mut Whereabouts) {
+        let host = self.double(buffer, "on the host", Space::Host);
+        at.host = Some((host, self.start(at.device, host, "send")));
+    }
+
+    fn finish_sending(&mut self, at: &Whereabouts) {
+        if let Some((_, copy)) = at.host {
+            self.finish(copy, "sent");
+        }
+    }
+
+    fn fetch(&mut self, buffer: BufferId, at: &mut Whereabouts) {
+        if let Some((host, _)) = at.host {
+            let back = self.double(buffer, "fetched", Space::Device);
+            // What is handed out is what is there at the end.
+            let handed_out = std::mem::take(&mut self.dag.buffers[at.device.index()].live_out);
+            self.dag.buffers[back.index()].live_out = handed_out;
+            at.fetch = self.start(host, back, "fetch");
+            at.device = back;
+        }
+    }
+
+    /// The run of a task of the dag without copies.
+    pub fn run_of(&self, task: TaskId) -> Option<TaskId> {
+        self.work.iter().position(|work| *work == Work::Run(task)).map(|run| TaskId(run as u32))
+    }
+
+    /// The bytes that are copied to the host.
+    pub fn bytes(&self) -> u64 {
+        let sent = self.copies.iter().map(|copy| &self.dag.buffers[copy.to.index()]).filter(|to| to.space == Space::Host);
+        sent.map(|to| to.bytes).sum()
+    }
+}
+
+impl Whereabouts {
+    fn new(device: BufferId) -> Self {
+        Whereabouts { device, host: None, fetch: 0 }
+    }
+}

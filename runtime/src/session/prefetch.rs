@@ -1,0 +1,226 @@
+//! Inputs that arrive while a step runs.
+//!
+//! A program has `n` slots for its inputs: the planned places, which kernels read, and a ring of `n - 1` more, which the copy
+//! thread fills with the batches that come next. A batch moves from the ring to its places when its step begins. So every step
+//! runs at the same addresses, inputs share bytes of the slab with what lives after them as without slots, and each
+//! slot more takes the bytes of the inputs once more. (To run steps in the slots themselves, in turn, would save that
+//! move, and take `n` slots of their own for the whole step, and `n` recorded steps of a device that replays them.)
+
+use std::sync::Arc;
+
+use slabwise_kernels::copies::Ticket;
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::memory::Region;
+use slabwise_kernels::size::Env;
+
+use super::Session;
+use super::slots::Slots;
+use crate::buffer::Output;
+use crate::error::{Error, Result};
+use crate::feed::{Feed, Source};
+use crate::program::{Compiled, Program};
+
+/// A batch under way.
+struct Batch {
+    ticket: Ticket,
+    env: Env,
+}
+
+/// Where an input lies in a slot.
+#[derive(Clone, Copy)]
+struct Part {
+    /// None if no kernel reads it.
+    buffer: Option<usize>,
+    offset: u64,
+    dtype: DType,
+}
+
+/// The slots ahead of a program.
+pub(super) struct Ring {
+    region: Region,
+    /// From one slot to the next.
+    stride: u64,
+    parts: Arc<[Part]>,
+    slots: Slots<Batch>,
+    /// The end of the highest byte in use so far.
+    used: u64,
+    /// What was wrong with the batch that follows those in slots.
+    failed: Option<Error>,
+}
+
+impl Session {
+    /// How many slots inputs have, the one that kernels read included: 1 unless told otherwise. Programs compiled from now on
+    /// can take up to `slots - 1` batches [ahead](Session::run_ahead), for which their slab grows by the bytes of their inputs
+    /// as often; those with [free](crate::Dim::free) lengths take none, nor do those of a CUDA device. Results do not depend on it.
+    #[must_use]
+    pub fn with_prefetch(mut self, slots: usize) -> Self {
+        self.slots_of_inputs = slots.max(1);
+        self
+    }
+
+    /// The slots of inputs beside the planned ones.
+    pub(crate) fn slots_ahead(&self) -> usize {
+        // Other devices stage inputs by themselves.
+        if self.memory.host().is_some() { self.slots_of_inputs - 1 } else { 0 }
+    }
+
+    /// Memory for the slots of a program; which ring it is, if its plan has any.
+    pub(crate) fn open_slots(&mut self, inner: &Compiled) -> Result<Option<usize>> {
+        let mut stride = 0;
+        let part = |input: &crate::program::InputSlot| {
+            let offset = stride;
+            stride += input.buffer.map_or(0, |b| inner.buffers[b].place.bytes);
+            Part { buffer: input.buffer, offset, dtype: input.dtype }
+        };
+        let parts: Arc<[Part]> = inner.inputs.iter().map(part).collect();
+        let bytes = inner.plan.persistent().ahead;
+        if bytes == 0 || stride == 0 {
+            return Ok(None);
+        }
+        let ahead = (bytes / stride) as usize;
+        let region = self.memory.reserve(bytes, &format!("slots of the inputs of \"{}\"", inner.name))?;
+        self.copying()?.prepare_copies(ahead + inner.copies.len());
+        let slots = Slots::new(ahead);
+        let ring = Ring { region, stride, parts, slots, used: 0, failed: None };
+        self.rings.push(ring);
+        Ok(Some(self.rings.len() - 1))
+    }
+
+    /// Runs a program on the next of these batches, while up to one less than [the slots](Session::with_prefetch) of those that
+    /// follow are copied to the device; nothing once all have run. Call it with the same batches until then.
+    ///
+    /// # Errors
+    /// As [`Session::run`]; what is wrong with a batch is told when it is its turn, and the next call goes on with the one
+    /// after it.
+    pub fn run_ahead<const N: usize, F>(
+        &mut self,
+        program: &Program<N>,
+        batches: &mut impl Iterator<Item = F>,
+    ) -> Result<Option<[Output<'_>; N]>>
+    where
+        F: Feed + Send + 'static,
+    {
+        let inner = &program.inner;
+        self.ready(inner)?;
+        let Some(ring) = inner.ring else {
+            return match batches.next() {
+                Some(batch) => self.run(program, batch).map(Some),
+                None => Ok(None),
+            };
+        };
+        self.fill_slots(inner, ring, batches);
+        if self.rings[ring].slots.first().is_none() {
+            return self.rings[ring].failed.take().map_or(Ok(None), Err);
+        }
+        let env = self.take_slot(inner, ring)?;
+        self.fill_slots(inner, ring, batches);
+        self.run_staged(inner, env).map(Some)
+    }
+
+    /// Starts to copy a batch into the program's next free [slot](Session::with_prefetch), for [`Session::run_prefetched`].
+    ///
+    /// # Errors
+    /// If the batch does not fit the program, one of its inputs is no array of the host, or no slot is free.
+    pub fn prefetch<const N: usize>(&mut self, program: &Program<N>, batch: impl Feed + Send + 'static) -> Result<()> {
+        let inner = &program.inner;
+        self.ready(inner)?;
+        let ring = inner.ring.ok_or_else(|| self.no_slots(inner))?;
+        self.fill_slot(inner, ring, batch)
+    }
+
+    /// Runs a program on the batch that was [prefetched](Session::prefetch) first.
+    ///
+    /// # Errors
+    /// As [`Session::run`], and if there is none.
+    pub fn run_prefetched<const N: usize>(&mut self, program: &Program<N>) -> Result<[Output<'_>; N]> {
+        let inner = &program.inner;
+        self.ready(inner)?;
+        let ring = inner.ring.ok_or_else(|| self.no_slots(inner))?;
+        let env = self.take_slot(inner, ring)?;
+        self.run_staged(inner, env)
+    }
+
+    fn no_slots(&self, inner: &Compiled) -> Error {
+        Error::Value(format!(
+            "\"{}\" has no slots for batches ahead: it takes no inputs, has free lengths, or was compiled without with_prefetch(2) or more",
+            inner.name
+        ))
+    }
+
+    /// Fills free slots for as long as there are batches, up to the first that is wrong.
+    fn fill_slots<F: Feed + Send + 'static>(&mut self, inner: &Compiled, ring: usize, batches: &mut impl Iterator<Item = F>) {
+        while self.rings[ring].failed.is_none() && self.rings[ring].slots.free().is_some() {
+            let Some(batch) = batches.next() else { return };
+            self.rings[ring].failed = self.fill_slot(inner, ring, batch).err();
+        }
+    }
+
+    fn fill_slot(&mut self, inner: &Compiled, ring: usize, batch: impl Feed + Send + 'static) -> Result<()> {
+        let env = inner.sizes(&batch)?;
+        let mut elsewhere = None;
+        batch.each(&mut |at, source| {
+            if !matches!(source, Source::Host { .. }) {
+                elsewhere.get_or_insert(at);
+            }
+        });
+        if let Some(at) = elsewhere {
+            let message = "it is a buffer of the device, which needs no copy ahead; run the step with it instead".into();
+            return Err(Error::Input { name: inner.inputs[at].name.into(), message });
+        }
+        let Ring { region, stride, parts, slots, used, .. } = &mut self.rings[ring];
+        let Some(slot) = slots.free() else {
+            let message = format!("all slots of \"{}\" hold batches that have not run yet; run_prefetched frees one", inner.name);
+            return Err(Error::Value(message));
+        };
+        let to = region.part(slot * *stride, *stride);
+        *used = (*used).max(to.offset + to.bytes);
+        let parts = Arc::clone(parts);
+        let fill = move |bytes: &mut [u8]| write(&batch, &parts, bytes);
+        let ticket = self.copying()?.start_fill(&to, Box::new(fill));
+        self.rings[ring].slots.fill(Batch { ticket, env });
+        Ok(())
+    }
+
+    /// Moves the first batch to where kernels read it; the sizes it has.
+    fn take_slot(&mut self, inner: &Compiled, ring: usize) -> Result<Env> {
+        let slab = self.slab()?;
+        let Ring { region, stride, parts, slots, .. } = &mut self.rings[ring];
+        let (Some(slot), parts) = (slots.first(), Arc::clone(parts)) else {
+            return Err(Error::Value(format!("no batch was prefetched for \"{}\"", inner.name)));
+        };
+        let from = region.part(slot * *stride, *stride);
+        let Some(Batch { ticket, env }) = slots.take() else {
+            return Err(Error::Internal("a slot holds no batch".into()));
+        };
+        self.copying()?.wait_for(ticket);
+        for part in parts.iter() {
+            let Some(buffer) = part.buffer else { continue };
+            let (planned, bytes) = (&inner.buffers[buffer], inner.buffers[buffer].bytes_at(&env));
+            self.memory.copy(&from.part(part.offset, bytes), &slab.part(planned.place.offset, bytes))?;
+        }
+        Ok(env)
+    }
+
+    /// Runs a program whose inputs lie in their places.
+    fn run_staged<const N: usize>(&mut self, inner: &Compiled, mut env: Env) -> Result<[Output<'_>; N]> {
+        self.memory.publish(&self.sizes, &env)?;
+        self.run_fed(inner, &mut env, &[])?;
+        self.stats.peak_slab_bytes += inner.ring.map_or(0, |ring| self.rings[ring].used);
+        let slab = self.slab()?;
+        self.outputs(inner, &(), &env, slab)
+    }
+}
+
+/// Writes the inputs of a batch to their parts of a slot.
+fn write(batch: &dyn Feed, parts: &[Part], bytes: &mut [u8]) {
+    batch.each(&mut |at, source| {
+        let Source::Host { dtype, elements, copy, .. } = source else { return };
+        let Some(part) = parts.get(at).filter(|part| part.buffer.is_some()) else { return };
+        let start = part.offset as usize;
+        let Some(to) = bytes.get_mut(start..start + elements * dtype.bytes()) else { return };
+        copy(to);
+        if part.dtype == DType::Bool {
+            to.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+        }
+    });
+}

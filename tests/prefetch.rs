@@ -1,0 +1,158 @@
+//! Batches that arrive while a step runs: the same results, in memory that is planned.
+
+mod support;
+
+use ndarray::{Array1, Array2, Axis, Slice};
+use slabwise::Error;
+use slabwise::nn::Linear;
+use slabwise::optim::Adam;
+use slabwise::prelude::*;
+use support::networks::{WIDTH, examples};
+
+const BATCH: usize = 256;
+type Batch = (Array2<f32>, Array1<i32>);
+
+/// A session with slots, and a program that trains a small network.
+fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
+    let params = Params::seeded(3);
+    let layers: Vec<Linear> = (0..6).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_prefetch(slots).with_budget(budget);
+    let trace = Trace::training();
+    let batch = Dim::bounded("batch", BATCH as u32);
+    let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
+    let loss = layers.iter().fold(x, |x, layer| x.apply(layer).tanh()).cross_entropy(labels);
+    trace.minimize(loss, Adam::new(1e-2));
+    let program = session.compile(&trace, [loss])?;
+    Ok((session, program))
+}
+
+/// Batches of these lengths, no two alike.
+fn batches(lengths: &[usize]) -> Vec<Batch> {
+    let (x, labels) = examples(BATCH);
+    let part = |(step, &length): (usize, &usize)| {
+        let rows = Slice::from(BATCH - length..);
+        (x.slice_axis(Axis(0), rows).map(|v| v + step as f32 / 8.0), labels.slice_axis(Axis(0), rows).to_owned())
+    };
+    lengths.iter().enumerate().map(part).collect()
+}
+
+fn weights(session: &Session) -> Vec<Vec<u32>> {
+    session.names().map(|name| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect()).collect()
+}
+
+const INPUTS: u64 = (BATCH * WIDTH * 4 + BATCH * 4) as u64;
+
+#[test]
+fn steps_with_batches_ahead_are_those_without() {
+    // The last batch is a ragged one, and so is one in the middle.
+    let lengths = [BATCH, BATCH, 40, BATCH, BATCH, 7];
+    let (mut session, program) = open(1, Budget::Unlimited).expect("it compiles");
+    let alone = program.plan().slab_bytes();
+    let mut expected = Vec::new();
+    for batch in batches(&lengths) {
+        expected.push(session.run(&program, batch).expect("a step")[0].item().to_bits());
+    }
+    let trained = weights(&session);
+    for slots in [0, 1, 2, 3, 5] {
+        let (mut session, program) = open(slots, Budget::Unlimited).expect("it compiles");
+        let ahead = slots.max(1) as u64 - 1;
+        assert_eq!(program.plan().slab_bytes(), alone + ahead * INPUTS, "{slots} slots");
+        assert_eq!(program.plan().persistent().ahead, ahead * INPUTS);
+        let mut found = Vec::new();
+        let mut data = batches(&lengths).into_iter();
+        while let Some([loss]) = session.run_ahead(&program, &mut data).expect("a step") {
+            found.push(loss.item().to_bits());
+        }
+        assert_eq!(found, expected, "{slots} slots");
+        assert!(weights(&session) == trained, "{slots} slots: weights differ");
+        assert_eq!(session.last_run().peak_slab_bytes, program.plan().slab_bytes(), "{slots} slots");
+        assert!(session.run_ahead(&program, &mut data).expect("no step").is_none());
+    }
+}
+
+#[test]
+fn batches_may_be_given_by_hand_and_other_programs_run_between() {
+    let all = batches(&[BATCH, 9, BATCH, 100]);
+    let (mut plain, program) = open(1, Budget::Unlimited).expect("it compiles");
+    let expected: Vec<u32> =
+        all.iter().map(|batch| plain.run(&program, (&batch.0, &batch.1)).expect("a step")[0].item().to_bits()).collect();
+    let (mut session, program) = open(3, Budget::Unlimited).expect("it compiles");
+    // A program that uses the same slab, and has slots of its own.
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (BATCH, WIDTH));
+    let sum = session.compile(&trace, [(x * 2.0).sum()]).expect("it compiles");
+    let mut given = all.clone().into_iter();
+    let mut found = Vec::new();
+    for batch in given.by_ref().take(2) {
+        session.prefetch(&program, batch).expect("a free slot");
+    }
+    let full = session.prefetch(&program, all[0].clone()).expect_err("no free slot").to_string();
+    assert!(full.contains("all slots"), "{full}");
+    for _ in 0..4 {
+        let twice = session.run(&sum, (&all[0].0,)).expect("a run")[0].item();
+        assert!(twice > 0.0);
+        found.push(session.run_prefetched(&program).expect("a step")[0].item().to_bits());
+        if let Some(batch) = given.next() {
+            session.prefetch(&program, batch).expect("a free slot");
+        }
+    }
+    assert_eq!(found, expected);
+    let none = session.run_prefetched(&program).err().expect("nothing there").to_string();
+    assert!(none.contains("no batch was prefetched"), "{none}");
+    // A session that is dropped waits for what is under way.
+    session.prefetch(&program, all[0].clone()).expect("a free slot");
+    drop(session);
+    let unprepared = plain.prefetch(&program, all[0].clone()).expect_err("of another session");
+    assert!(matches!(unprepared, Error::Foreign(_)));
+}
+
+/// What is wrong with a batch is told in its turn, and changes nothing.
+#[test]
+fn a_wrong_batch_fails_in_its_turn() {
+    let mut wrong = batches(&[BATCH, 64, BATCH, BATCH, 32]);
+    // One with a shape that does not fit, one with a label out of range.
+    wrong[1].0 = Array2::zeros((64, WIDTH + 1));
+    wrong[3].1[5] = WIDTH as i32;
+    let (mut plain, program) = open(1, Budget::Unlimited).expect("it compiles");
+    let tell = |result: Result<u32>| result.map_err(|e| e.to_string());
+    let mut expected = Vec::new();
+    for batch in &wrong {
+        expected.push(tell(plain.run(&program, (&batch.0, &batch.1)).map(|[loss]| loss.item().to_bits())));
+    }
+    assert!(
+        expected[1].as_ref().is_err_and(|e| e.contains("64")) && expected[3].as_ref().is_err_and(|e| e.contains("no weight was changed"))
+    );
+    for slots in [2, 3, 4] {
+        let (mut session, program) = open(slots, Budget::Unlimited).expect("it compiles");
+        let mut data = wrong.clone().into_iter();
+        let mut found = Vec::new();
+        loop {
+            match session.run_ahead(&program, &mut data) {
+                Ok(None) => break,
+                Ok(Some([loss])) => found.push(Ok(loss.item().to_bits())),
+                Err(error) => found.push(Err(error.to_string())),
+            }
+        }
+        assert_eq!(found, expected, "{slots} slots");
+        assert!(weights(&session) == weights(&plain), "{slots} slots: weights differ");
+        let resident = session.upload("x", &wrong[0].0).expect("room");
+        let error = session.prefetch(&program, (resident, wrong[0].1.clone())).expect_err("no array").to_string();
+        assert!(error.contains("input \"x\"") && error.contains("device"), "{error}");
+    }
+}
+
+#[test]
+fn a_budget_counts_slots_too() {
+    let (session, program) = open(1, Budget::Unlimited).expect("it compiles");
+    let bytes = session.persistent_bytes() + program.plan().slab_bytes();
+    assert_eq!(open(3, Bytes(bytes + 2 * INPUTS).into()).expect("it fits").1.plan().again().tasks.len(), 0);
+    // With fewer bytes than that something is computed again, or it cannot be done.
+    match open(3, Bytes(bytes + INPUTS).into()) {
+        Ok((session, program)) => {
+            assert!(session.persistent_bytes() + program.plan().slab_bytes() <= bytes + INPUTS);
+            assert!(!program.plan().again().tasks.is_empty());
+        }
+        Err(Error::Budget { budget, needed, floor, .. }) => assert!(budget < needed && floor <= needed),
+        Err(other) => panic!("{other}"),
+    }
+}

@@ -1,0 +1,77 @@
+//! Small networks to train, and what training leaves behind.
+
+use ndarray::{Array1, Array2};
+use slabwise::CompileOptions;
+use slabwise::nn::Linear;
+use slabwise::optim::Adam;
+use slabwise::prelude::*;
+
+/// A tenth of the searching that there is otherwise.
+pub fn quick() -> CompileOptions {
+    let mut options = CompileOptions::default();
+    options.planner.effort /= 10;
+    options
+}
+
+/// What training a network leaves behind.
+pub struct Trained {
+    pub losses: Vec<u32>,
+    pub weights: Vec<(String, Vec<u32>)>,
+    pub session: Session,
+    pub program: Program<1>,
+}
+
+pub const WIDTH: usize = 64;
+
+/// What stands behind a layer: tanh, or as a number draws it an activation, a residual, dropout.
+pub fn behind<'t>(seed: Option<usize>, layer: usize, before: Tensor<'t>, x: Tensor<'t>) -> Tensor<'t> {
+    match seed.map(|seed| (seed * 31 + layer * layer * 7) % 5) {
+        None | Some(0) => x.tanh(),
+        Some(1) => x.relu() + before,
+        Some(2) => x.sigmoid().dropout(0.4),
+        Some(3) => (x * before.tanh()).dropout(0.2) * 0.1,
+        Some(_) => x.silu() * 0.5 + before,
+    }
+}
+
+/// Trains a chain of dense layers within a budget.
+pub fn train(budget: impl Into<Budget>, sizes: [usize; 3], seed: Option<usize>) -> Result<Trained> {
+    train_with(|session| session.with_budget(budget), sizes, seed)
+}
+
+/// Trains a chain of dense layers in a session made ready by `open`.
+pub fn train_with(open: impl FnOnce(Session) -> Session, [batch, layers, steps]: [usize; 3], seed: Option<usize>) -> Result<Trained> {
+    let params = Params::seeded(5);
+    let layers: Vec<Linear> = (0..layers).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    learn(open, params, [batch, steps], |trace, x, labels| {
+        let logits = layers.iter().enumerate().fold(x, |x, (i, layer)| behind(seed, i, x, x.apply(layer)));
+        let loss = logits.cross_entropy(labels);
+        trace.minimize(loss, Adam::new(1e-2));
+        loss
+    })
+}
+
+/// Trains by what `model` says of the inputs and labels of a trace.
+pub fn learn(
+    open: impl FnOnce(Session) -> Session,
+    params: Params,
+    [batch, steps]: [usize; 2],
+    model: impl for<'t> Fn(&'t Trace, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
+) -> Result<Trained> {
+    let mut session = open(Session::new(Device::Cpu, params)?.with_threads(2).with_options(quick()));
+    let trace = Trace::training();
+    let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
+    let loss = model(&trace, x, labels);
+    let program = session.compile(&trace, [loss])?;
+    let (x, labels) = examples(batch);
+    let losses = (0..steps).map(|_| session.run(&program, (&x, &labels)).expect("a step")[0].item().to_bits()).collect();
+    let bits = |name: &str| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect();
+    let weights = session.names().map(|name| (name.to_string(), bits(name))).collect();
+    Ok(Trained { losses, weights, session, program })
+}
+
+/// What these networks are trained on.
+pub fn examples(batch: usize) -> (Array2<f32>, Array1<i32>) {
+    let x = Array2::from_shape_fn((batch, WIDTH), |(i, j)| ((i * 37 + j * 11) % 23) as f32 / 23.0);
+    (x, Array1::from_shape_fn(batch, |i| (i % WIDTH) as i32))
+}
