@@ -7,15 +7,13 @@
 
 mod support;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 use slabwise::feed::Input;
 use slabwise::passes::{Fuse, Simplify};
 use slabwise::reference::{Array, Precision, evaluate};
 use slabwise::shape::Env;
-use slabwise::{Budget, CompileOptions, Device, Error, Ranges, Session, Shapes, params::Params};
+use slabwise::{CompileOptions, Device, Ranges, Session, Shapes, params::Params};
 use slabwise_kernels::dtype::DType;
 use support::random_graph::{BATCH, RandomGraph};
 
@@ -26,12 +24,7 @@ type Results = Vec<Vec<f64>>;
 enum Mode {
     Planned,
     Dynamic,
-    /// Planned, within this part of the slab; no results if that cannot be.
-    Within(f64),
 }
-
-/// Programs that ran on slices of the batch.
-static SLICED: AtomicUsize = AtomicUsize::new(0);
 
 fn host(array: &Array) -> Box<dyn Input> {
     let shape = IxDyn(&array.dims);
@@ -48,14 +41,7 @@ fn host(array: &Array) -> Box<dyn Input> {
 fn run<const N: usize>(case: &RandomGraph, env: &Env, options: CompileOptions, threads: usize, mode: Mode) -> Results {
     let (inputs, variables) = case.arguments(env);
     let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session").with_threads(threads).with_options(options);
-    if let Mode::Within(part) = mode {
-        session = session.with_budget(Budget::Fraction(part));
-    }
-    let program = match session.compile_graph::<N>("random", &case.graph) {
-        Err(Error::Budget { .. }) if matches!(mode, Mode::Within(_)) => return Vec::new(),
-        compiled => compiled.unwrap_or_else(|e| panic!("{e}\n{}", case.graph)),
-    };
-    SLICED.fetch_add(usize::from(program.plan().again().sliced.is_some()), Ordering::Relaxed);
+    let program = session.compile_graph::<N>("random", &case.graph).unwrap_or_else(|e| panic!("{e}\n{}", case.graph));
     for (info, array) in case.graph.variables.iter().zip(&variables) {
         let values = array.values.iter().map(|&v| v as f32).collect();
         let values = ArrayD::from_shape_vec(IxDyn(&array.dims), values).expect("the array has its shape's elements");
@@ -64,7 +50,7 @@ fn run<const N: usize>(case: &RandomGraph, env: &Env, options: CompileOptions, t
     let owned: Vec<Box<dyn Input>> = inputs.iter().map(host).collect();
     let feed: Vec<&dyn Input> = owned.iter().map(|b| &**b).collect();
     let outputs = match mode {
-        Mode::Planned | Mode::Within(_) => session.run(&program, &feed[..]),
+        Mode::Planned => session.run(&program, &feed[..]),
         Mode::Dynamic => session.run_dynamic(&program, &feed[..]),
     };
     let outputs = outputs.unwrap_or_else(|e| panic!("{e}\n{}", case.graph));
@@ -81,7 +67,7 @@ fn run<const N: usize>(case: &RandomGraph, env: &Env, options: CompileOptions, t
     for info in &case.graph.variables {
         results.push(session.value(&info.name).expect("the variable exists").iter().map(|&v| f64::from(v)).collect());
     }
-    if mode != Mode::Dynamic && case.graph.symbols.free().next().is_none() {
+    if mode == Mode::Planned && case.graph.symbols.free().next().is_none() {
         assert_eq!(session.last_run().peak_slab_bytes, program.plan().slab_bytes(), "measured is planned\n{}", program.plan());
     }
     results
@@ -145,29 +131,6 @@ fn neither_mode_nor_threads_change_a_bit() {
         let checked = CompileOptions { check_memory: true, ..options };
         compare(seed, "memory checks", &run_any(&case, &env, checked, 2, Mode::Planned), &base, true, &case);
     }
-}
-
-/// Kernels on slices of the batch, values computed again, both: what a budget asks for changes no bit.
-#[test]
-fn budgets_change_no_bit() {
-    let (mut kept, unsliced) = (0, CompileOptions { unsliced: true, ..CompileOptions::default() });
-    for seed in 300..380 {
-        let case = RandomGraph::new(seed, 16);
-        for (batch, part) in [(BATCH, 0.7), (BATCH - 1, 0.5), (1, 0.35)] {
-            let env = case.env(batch);
-            let base = run_any(&case, &env, CompileOptions::default(), 1, Mode::Planned);
-            let checked = CompileOptions { check_memory: seed % 4 == 0, ..CompileOptions::default() };
-            for (options, threads) in [(checked, 2), (unsliced, 1)] {
-                let within = run_any(&case, &env, options, threads, Mode::Within(part));
-                if !within.is_empty() {
-                    kept += 1;
-                    compare(seed, "within a budget", &within, &base, true, &case);
-                }
-            }
-        }
-    }
-    let sliced = SLICED.load(Ordering::Relaxed);
-    assert!(kept > 60 && sliced > 20, "{kept} programs within their budgets, {sliced} in slices");
 }
 
 #[test]
