@@ -24,8 +24,10 @@ pub struct Reader {
     /// Reads; panics if what was accepted is unsound.
     pub read: fn(&[u8]) -> Result<(), String>,
     /// Bytes of memory for a byte of the file, at most.
+    #[allow(dead_code, reason = "fuzz targets leave memory to the fuzzer's limits")]
     pub bytes_per_byte: u64,
     /// And for any file at all.
+    #[allow(dead_code, reason = "as above")]
     pub fixed_bytes: u64,
 }
 
