@@ -3,7 +3,7 @@
 //!
 //! The corpus is `fuzz/seeds/NAME`, which the fuzz targets of the same names begin with (`fuzz/Cargo.toml`); of packing
 //! problems and graphs it is `planner/fuzz`'s. What fuzzing finds joins it.
-#![cfg(feature = "profiles")]
+#![cfg(all(feature = "profiles", feature = "cuda"))]
 
 #[path = "support/allocator.rs"]
 mod allocator;

@@ -11,6 +11,8 @@ use slabwise::nn::Linear;
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use slabwise::weights::File;
+use slabwise_cuda::cache::entry;
+use slabwise_cuda::nvrtc::Cubin;
 use slabwise_planner::csv;
 use slabwise_planner::remat_graph::RematGraph;
 
@@ -22,8 +24,10 @@ pub struct Reader {
     /// Reads; panics if what was accepted is unsound.
     pub read: fn(&[u8]) -> Result<(), String>,
     /// Bytes of memory for a byte of the file, at most.
+    #[allow(dead_code, reason = "fuzz targets leave memory to the fuzzer's limits")]
     pub bytes_per_byte: u64,
     /// And for any file at all.
+    #[allow(dead_code, reason = "as above")]
     pub fixed_bytes: u64,
 }
 
@@ -40,6 +44,7 @@ pub const READERS: &[Reader] = &[
     Reader { name: "cifar", read: cifar, bytes_per_byte: 8, fixed_bytes: 4 * MIB },
     Reader { name: "weights", read: weights, bytes_per_byte: 256, fixed_bytes: 4 * MIB },
     Reader { name: "checkpoint", read: checkpoint, bytes_per_byte: 256, fixed_bytes: 4 * MIB },
+    Reader { name: "cubin", read: cubin, bytes_per_byte: 32, fixed_bytes: MIB },
 ];
 
 /// A log of RMM, a snapshot of PyTorch (pickle or JSON), or lifetimes.
@@ -120,6 +125,19 @@ fn checkpoint(bytes: &[u8]) -> Result<(), String> {
             Err(error.to_string())
         }
     }
+}
+
+/// An entry of the cache of compiled kernels: as it is, and sealed anew, for nothing looks behind a seal that is broken.
+fn cubin(bytes: &[u8]) -> Result<(), String> {
+    let key = "5eed".repeat(16);
+    let sound = |cubin: Cubin| {
+        assert!(cubin.usage.iter().map(|u| u.name.len()).sum::<usize>() + cubin.image.len() <= bytes.len(), "no code out of nothing");
+        assert_eq!(entry::decode(&entry::encode(&cubin, &key), &key).expect("it was accepted"), cubin);
+    };
+    if let Some(rest) = bytes.get(entry::HEAD_BYTES..) {
+        let _ = entry::decode(&entry::seal(rest, &key), &key).map(sound);
+    }
+    entry::decode(bytes, &key).map(sound).map_err(|e| e.to_string())
 }
 
 /// Three weights in, two out, learnt by Adam.

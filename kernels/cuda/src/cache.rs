@@ -1,6 +1,6 @@
 //! Compiled programs on disk, so that a model is compiled once and not at every start.
 //!
-//! An entry is known by a hash of everything that its code depends on: source, options, architecture and the compiler's
+//! An [`entry`] is known by a hash of everything that its code depends on: source, options, architecture and the compiler's
 //! version. It holds code that will be run: so the folder belongs to the user alone, and one that others can write to is
 //! refused. Entries are written beside and renamed, carry a hash of themselves, and are made anew if anything is wrong with them.
 
@@ -11,13 +11,12 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
-use crate::nvrtc::{self, Cubin, OPTIONS, Program, Usage};
+use crate::nvrtc::{self, Cubin, OPTIONS, Program};
+
+pub mod entry;
 
 /// Bytes that all entries together may take; the least recently used go first.
 const BYTES_MAX: u64 = 1 << 30;
-
-/// What every entry starts with; another number is another layout.
-const MAGIC: &[u8; 16] = b"slabwise cubin 1";
 
 /// A folder of compiled programs.
 #[derive(Clone, Debug)]
@@ -93,22 +92,27 @@ impl Cache {
     /// # Errors
     /// If it has to be compiled and cannot.
     pub fn compile(&self, program: &Program) -> Result<Cubin, nvrtc::Error> {
-        let key = key(program, nvrtc::version()?);
+        self.kept_or(&key(program, nvrtc::version()?), || nvrtc::compile(program))
+    }
+
+    /// The entry of a key, or else what is made now, and kept.
+    fn kept_or<E>(&self, key: &str, make: impl FnOnce() -> Result<Cubin, E>) -> Result<Cubin, E> {
         let file = self.folder.join(format!("{key}.cubin"));
-        match fs::read(&file) {
-            Ok(bytes) => match decode(&bytes, &key) {
-                Some(cubin) => {
-                    // The time of the last use is what the oldest are chosen by.
-                    let _ = fs::File::options().append(true).open(&file).and_then(|f| f.set_modified(SystemTime::now()));
-                    return Ok(cubin);
-                }
-                None => log::warn!("{} is damaged and is compiled anew", file.display()),
-            },
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => log::warn!("{}: {e}", file.display()),
+        let bytes_max = self.bytes_max.min(entry::BYTES_MAX);
+        match entry::read(&file, key, bytes_max) {
+            Ok(Some(cubin)) => {
+                // The time of the last use is what the oldest are chosen by.
+                let _ = fs::File::options().append(true).open(&file).and_then(|f| f.set_modified(SystemTime::now()));
+                return Ok(cubin);
+            }
+            Ok(None) => {}
+            Err(why) => log::warn!("{} is compiled anew: {why}", file.display()),
         }
-        let cubin = nvrtc::compile(program)?;
-        if let Err(e) = self.keep(&file, &encode(&cubin, &key)) {
+        let cubin = make()?;
+        let bytes = entry::encode(&cubin, key);
+        if bytes.len() as u64 > bytes_max {
+            log::warn!("{} is not kept: it would have {} bytes, and an entry has at most {bytes_max}", file.display(), bytes.len());
+        } else if let Err(e) = self.keep(&file, &bytes) {
             log::warn!("{} cannot be kept: {e}", file.display());
         }
         Ok(cubin)
@@ -200,55 +204,68 @@ fn key(program: &Program, (major, minor): (u32, u32)) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Layout: magic, key, hash of the rest, length of the usage, usage (a line for each function), image.
-fn encode(cubin: &Cubin, key: &str) -> Vec<u8> {
-    let line = |u: &Usage| format!("{} {} {} {} {}\n", u.name, u.registers, u.spill_bytes, u.stack_bytes, u.shared_bytes);
-    let usage: String = cubin.usage.iter().map(line).collect();
-    let mut rest = (usage.len() as u64).to_le_bytes().to_vec();
-    rest.extend_from_slice(usage.as_bytes());
-    rest.extend_from_slice(&cubin.image);
-    [MAGIC.as_slice(), key.as_bytes(), Sha256::digest(&rest).as_slice(), &rest].concat()
-}
-
-/// The entry's cubin if it is whole and of this key.
-fn decode(bytes: &[u8], key: &str) -> Option<Cubin> {
-    let rest = bytes.strip_prefix(MAGIC.as_slice())?.strip_prefix(key.as_bytes())?;
-    let (hash, rest) = rest.split_at_checked(32)?;
-    if Sha256::digest(rest).as_slice() != hash {
-        return None;
-    }
-    let (length, rest) = rest.split_at_checked(8)?;
-    let (usage, image) = rest.split_at_checked(u64::from_le_bytes(length.try_into().ok()?).try_into().ok()?)?;
-    let usage = std::str::from_utf8(usage).ok()?.lines().map(|line| {
-        let mut words = line.split(' ');
-        let name = words.next()?.to_string();
-        let mut number = || words.next()?.parse().ok();
-        Some(Usage { name, registers: number()?, spill_bytes: number()?, stack_bytes: number()?, shared_bytes: number()? })
-    });
-    Some(Cubin { usage: usage.collect::<Option<_>>()?, image: image.to_vec() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn cubin() -> Cubin {
-        let usage = Usage { name: "k".into(), registers: 32, spill_bytes: 4, stack_bytes: 8, shared_bytes: 1024 };
-        Cubin { image: (0..200).collect(), usage: vec![usage] }
+    /// A cache, the file of a key in it, and what is kept there: counts how often that is made.
+    struct Kept {
+        cache: Cache,
+        file: PathBuf,
+        made: usize,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Kept {
+        const KEY: &str = "a key";
+
+        fn new() -> Kept {
+            let folder = tempfile::tempdir().expect("a folder");
+            let cache = Cache::at(folder.path().join("cache")).expect("a private folder").with_bytes_max(1000);
+            let file = cache.folder().join(format!("{}.cubin", Kept::KEY));
+            Kept { cache, file, made: 0, _folder: folder }
+        }
+
+        fn get(&mut self, image_bytes: usize) -> usize {
+            let cubin = Cubin { image: vec![7; image_bytes], usage: Vec::new() };
+            let made = &mut self.made;
+            let make = || -> Result<Cubin, std::convert::Infallible> {
+                *made += 1;
+                Ok(cubin.clone())
+            };
+            assert_eq!(self.cache.kept_or(Kept::KEY, make), Ok(cubin));
+            self.made
+        }
     }
 
     #[test]
-    fn an_entry_is_read_as_written_and_refused_if_one_bit_is_not() {
-        let key = key(&Program { source: "x".into(), sm: 90 }, (13, 0));
-        let bytes = encode(&cubin(), &key);
-        assert_eq!(decode(&bytes, &key), Some(cubin()));
-        for at in 0..bytes.len() {
-            let mut broken = bytes.clone();
-            broken[at] ^= 1 << (at % 8);
-            assert_eq!(decode(&broken, &key), None, "byte {at}");
-            assert_eq!(decode(&bytes[..at], &key), None, "cut at {at}");
+    fn what_is_damaged_cut_huge_or_foreign_is_made_anew() {
+        let mut kept = Kept::new();
+        assert_eq!((kept.get(100), kept.get(100)), (1, 1));
+        let whole = fs::read(&kept.file).expect("an entry");
+        let foreign = entry::encode(&Cubin { image: vec![8], usage: Vec::new() }, "another key");
+        let mut damaged = whole.clone();
+        damaged[150] ^= 1;
+        for (count, bytes) in [&whole[..60], &damaged, &foreign, b"", &[0; 4000]].into_iter().enumerate() {
+            fs::write(&kept.file, bytes).expect("own folder");
+            assert_eq!((kept.get(100), kept.get(100)), (count + 2, count + 2), "then it is kept again");
+            assert_eq!(fs::read(&kept.file).expect("an entry"), whole);
         }
-        assert_eq!(decode(&bytes, &"0".repeat(64)), None);
+        // More than there is memory: the length decides, before anything is read.
+        fs::File::options().write(true).open(&kept.file).and_then(|f| f.set_len(1 << 43)).expect("a file with a hole");
+        assert!(matches!(entry::read(&kept.file, Kept::KEY, 1000), Err(entry::Refused::TooLarge { bytes, .. }) if bytes == 1 << 43));
+        assert_eq!((kept.get(100), kept.get(100)), (7, 7));
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_made_each_time() {
+        let mut kept = Kept::new();
+        assert_eq!((kept.get(2000), kept.get(2000)), (1, 2));
+        assert!(!kept.file.exists(), "larger than an entry may be");
+        fs::create_dir(&kept.file).expect("own folder");
+        assert!(matches!(entry::read(&kept.file, Kept::KEY, 1000), Err(entry::Refused::NotAFile)));
+        assert_eq!((kept.get(100), kept.get(100)), (3, 4));
+        assert_eq!(fs::read_dir(kept.cache.folder()).expect("a folder").count(), 1, "nothing half written stays");
     }
 
     #[test]

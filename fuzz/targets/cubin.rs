@@ -1,0 +1,9 @@
+//! An entry of the cache of compiled kernels: any bytes are read soundly, or refused.
+#![no_main]
+
+#[path = "../../tests/support/readers.rs"]
+mod readers;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let _ = readers::read("cubin", bytes);
+});

@@ -1,0 +1,152 @@
+//! One entry of the cache: how it is laid out, and how it is read back by a program that trusts none of it.
+//!
+//! Magic, key, hash of the rest; the rest is the length of the usage, the usage (a line for each function) and the image.
+//! Reading takes memory for the file, for its image and for its lines, never for what a number in it says.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use crate::nvrtc::{Cubin, Usage};
+
+/// Most bytes of an entry. The code of a large program has a few MiB.
+pub const BYTES_MAX: u64 = 128 << 20;
+
+/// What every entry starts with; another number is another layout.
+const MAGIC: &[u8; 16] = b"slabwise cubin 1";
+
+/// Bytes of a hash.
+const HASH_BYTES: usize = 32;
+
+/// Bytes before what the hash is of: the magic, a key of 64 digits, the hash.
+pub const HEAD_BYTES: usize = MAGIC.len() + 2 * HASH_BYTES + HASH_BYTES;
+
+/// Why an entry is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// A folder, a pipe, a device.
+    #[error("it is not a file")]
+    NotAFile,
+    /// It would take too much memory.
+    #[error("it has {bytes} bytes, and an entry has at most {bytes_max}")]
+    TooLarge {
+        /// Its length; of a file that grows while it is read, what was read.
+        bytes: u64,
+        /// The longest that is read.
+        bytes_max: u64,
+    },
+    /// It cannot be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It begins with something else.
+    #[error("it is not an entry, or one of another version")]
+    Layout,
+    /// It is what another program was compiled to.
+    #[error("it is of another program, compiler or architecture")]
+    Key,
+    /// It is shorter than what it says.
+    #[error("it is cut off after {bytes} bytes")]
+    Cut {
+        /// Its length.
+        bytes: usize,
+    },
+    /// It is not what was written.
+    #[error("it has changed since it was written")]
+    Hash,
+    /// What its functions use cannot be understood.
+    #[error("line {line} of what its functions use is no name and four numbers")]
+    Usage {
+        /// Counted from 1.
+        line: usize,
+    },
+    /// What its functions use is no text.
+    #[error("what its functions use is not UTF-8 from byte {at}")]
+    Text {
+        /// Counted from the text's first byte.
+        at: usize,
+    },
+}
+
+/// Reads the entry of a key from a file of at most so many bytes. `None` if there is no file.
+///
+/// # Errors
+/// If it is not a whole entry of this key.
+pub fn read(path: &Path, key: &str, bytes_max: u64) -> Result<Option<Cubin>, Refused> {
+    let meta = match fs::metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        meta => meta?,
+    };
+    // To open a pipe is to wait for whoever writes to it.
+    if !meta.is_file() {
+        return Err(Refused::NotAFile);
+    }
+    let short_enough = |bytes| if bytes > bytes_max { Err(Refused::TooLarge { bytes, bytes_max }) } else { Ok(bytes) };
+    let mut bytes = Vec::with_capacity(short_enough(meta.len())? as usize);
+    File::open(path)?.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+    short_enough(bytes.len() as u64)?;
+    decode(&bytes, key).map(Some)
+}
+
+/// An entry's bytes.
+pub fn encode(cubin: &Cubin, key: &str) -> Vec<u8> {
+    let line = |u: &Usage| format!("{} {} {} {} {}\n", u.name, u.registers, u.spill_bytes, u.stack_bytes, u.shared_bytes);
+    let usage: String = cubin.usage.iter().map(line).collect();
+    seal(&[&(usage.len() as u64).to_le_bytes(), usage.as_bytes(), &cubin.image].concat(), key)
+}
+
+/// Puts the head before the rest of an entry.
+pub fn seal(rest: &[u8], key: &str) -> Vec<u8> {
+    [MAGIC, key.as_bytes(), &Sha256::digest(rest), rest].concat()
+}
+
+/// The entry's cubin.
+///
+/// # Errors
+/// If it is not a whole entry of this key.
+pub fn decode(bytes: &[u8], key: &str) -> Result<Cubin, Refused> {
+    let cut = || Refused::Cut { bytes: bytes.len() };
+    let rest = bytes.strip_prefix(MAGIC).ok_or(Refused::Layout)?.strip_prefix(key.as_bytes()).ok_or(Refused::Key)?;
+    let (hash, rest) = rest.split_at_checked(HASH_BYTES).ok_or_else(cut)?;
+    if Sha256::digest(rest).as_slice() != hash {
+        return Err(Refused::Hash);
+    }
+    let (length, rest) = rest.split_first_chunk().ok_or_else(cut)?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|_| cut())?;
+    let (usage, image) = rest.split_at_checked(length).ok_or_else(cut)?;
+    let usage = std::str::from_utf8(usage).map_err(|e| Refused::Text { at: e.valid_up_to() })?;
+    let usage = usage.lines().enumerate().map(|(at, line)| used(line).ok_or(Refused::Usage { line: at + 1 }));
+    Ok(Cubin { usage: usage.collect::<Result<_, _>>()?, image: image.to_vec() })
+}
+
+/// A line: the name of a function, and what it uses.
+fn used(line: &str) -> Option<Usage> {
+    let mut words = line.split(' ');
+    let name = words.next()?.to_string();
+    let mut number = || words.next()?.parse().ok();
+    let usage = Usage { name, registers: number()?, spill_bytes: number()?, stack_bytes: number()?, shared_bytes: number()? };
+    words.next().is_none().then_some(usage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_read_as_written_and_refused_if_one_bit_is_not() {
+        let key = "0123456789abcdef".repeat(4);
+        let usage = Usage { name: "k".into(), registers: 32, spill_bytes: 4, stack_bytes: 8, shared_bytes: 1024 };
+        let cubin = Cubin { image: (0..200).collect(), usage: vec![usage] };
+        let bytes = encode(&cubin, &key);
+        assert_eq!(bytes, seal(&bytes[HEAD_BYTES..], &key));
+        assert_eq!(decode(&bytes, &key).expect("it is whole"), cubin);
+        for at in 0..bytes.len() {
+            let mut broken = bytes.clone();
+            broken[at] ^= 1 << (at % 8);
+            assert!(decode(&broken, &key).is_err(), "byte {at}");
+            assert!(decode(&bytes[..at], &key).is_err(), "cut at {at}");
+        }
+        assert!(matches!(decode(&bytes, &"0".repeat(64)), Err(Refused::Key)));
+    }
+}
