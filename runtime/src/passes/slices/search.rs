@@ -60,7 +60,11 @@ pub fn slices_within(
     options: &Options,
 ) -> Result<Option<Found>, String> {
     // Slices are of the CPU's kernels alone.
-    let Target::Cpu(config) = target else { return Ok(None) };
+    let config = match target {
+        Target::Cpu(config) => config,
+        #[cfg(feature = "cuda")]
+        Target::Cuda(_) => return Ok(None),
+    };
     let Some(cuttable) = Cuttable::new(graph, scheduled, config, guard)? else { return Ok(None) };
     let all = cuttable.bounds.0[usize::from(cuttable.batch.0)];
     let floor = floor(&cuttable);
