@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn ladders_reach_every_length_with_few_rungs_and_little_to_spare() {
-        for (percent, rungs_max) in [(1, 1300), (25, 60), (100, 24), (1000, 10)] {
+        for (percent, rungs_max) in [(1, 1300), (25, 80), (100, 24), (1000, 12)] {
             let ranges = Ranges::Growth(percent);
             let (mut length, mut rungs) = (1u32, 0);
             while length < 1 << 23 {
