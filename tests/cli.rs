@@ -43,12 +43,12 @@ fn assert_keys(value: &Value, expected: &str) {
     }
 }
 
-const PLAN: &str = "model batch slab_bytes lower_bound_bytes without_reuse_bytes persistent_bytes kernels compile_s peak buffers";
+const PLAN: &str = "model batch slab_bytes lower_bound_bytes without_reuse_bytes persistent_bytes kernels compile_s peak buffers host_bytes";
 const COMPARE: &str = "no_reuse_bytes dynamic_bytes planned_without_inplace_bytes planned_bytes measured_bytes lower_bound_bytes \
                        policies step_ms_dynamic step_ms_planned";
 const POLICIES: &str = "tlsf bfc naive round unpooled platform async vmm";
 const BENCH: &str = "model batch optimizer device threads steps step_ms_median step_ms_min compile_s first_step_s params_bytes \
-                     state_bytes slab_bytes lower_bound_bytes peak_measured_bytes rss_peak_bytes";
+                     state_bytes slab_bytes lower_bound_bytes peak_measured_bytes rss_peak_bytes host_bytes";
 
 #[test]
 fn plan_tells_what_a_step_needs() {
@@ -205,6 +205,14 @@ fn compare_is_a_table_of_one_model_or_all() {
     assert!(text("compare mlp --batch 2 --steps 1").contains("lower bound"));
     assert!(failure("compare mlp --all", 2).contains("cannot be used with"));
     assert!(failure("compare", 2).contains("required"));
+}
+
+#[test]
+fn the_speed_of_a_link_is_more_than_none() {
+    for link in ["0", "fast", "-1"] {
+        let said = failure(&format!("plan mlp --budget 50% --offload={link}"), 2);
+        assert!(said.contains("no speed of a link"), "{said}");
+    }
 }
 
 #[test]
