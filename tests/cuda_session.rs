@@ -62,6 +62,36 @@ fn a_convolution_network_trains_as_on_the_cpu() {
     assert_eq!(run.peak_slab_bytes, slab);
 }
 
+/// Products of halves: on the device as they are, on the CPU widened first. Gradients are products of halves as well.
+#[test]
+fn products_of_halves_train_as_on_the_cpu() {
+    let Some(_driver) = FakeDriver::install() else { return };
+    for dtype in [F16, BF16] {
+        let train = |device: Device| {
+            let params = Params::seeded(3);
+            let first = params.root().param("first", (32, 48), Init::Normal { mean: 0.0, std: 0.2 });
+            let second = params.root().param("second", (48, 16), Init::Normal { mean: 0.0, std: 0.2 });
+            let mut session = session(device, params);
+            let trace = Trace::training();
+            let (x, labels) = (trace.input("x", F32, (16, 32)), trace.input("labels", I32, (16,)));
+            let hidden = x.cast(dtype).matmul(trace.param(&first).cast(dtype)).relu();
+            let loss = hidden.cast(dtype).matmul(trace.param(&second).cast(dtype)).cross_entropy(labels);
+            trace.minimize(loss, Sgd::new(0.1));
+            let program = session.compile(&trace, [loss]).expect("it compiles");
+            let x = ArrayD::from_shape_fn(vec![16, 32], |at| ((at[0] * 31 + at[1] * 17) as f32 * 0.618).sin());
+            let labels: Vec<i32> = (0..16).collect();
+            let losses = [0; 4].map(|_| session.run(&program, (&x, &labels)).expect("a step")[0].item());
+            (losses, program.plan().slab_bytes(), program.plan().to_string())
+        };
+        let ((expected, wide, _), (got, narrow, plan)) = (train(Device::Cpu), train(Device::Cuda(0)));
+        for (step, (a, b)) in got.iter().zip(expected).enumerate() {
+            assert!((a - b).abs() <= 1e-2 * b.abs(), "{dtype}, step {step}: {a} on the device, {b} on the CPU");
+        }
+        assert!(got[3] < got[0], "{dtype}: {got:?}");
+        assert!(narrow < wide, "{dtype}: operands are halves on the device: {narrow} bytes, {wide} on the CPU\n{plan}");
+    }
+}
+
 /// A layer `[4 → 3]`, trained; small enough to be made in every test.
 fn classifier(session: &mut Session, params: &Params) -> (Program<1>, u32) {
     let layer = Linear::new(&params.root() / "head", 4, 3);

@@ -30,6 +30,17 @@ pub enum Target {
     Cuda(slabwise_cuda::Target),
 }
 
+impl Target {
+    /// Whether products take halves as they are; the CPU has kernels for f32 alone.
+    pub(crate) fn multiplies_halves(&self) -> bool {
+        match self {
+            Target::Cpu(_) => false,
+            #[cfg(feature = "cuda")]
+            Target::Cuda(_) => true,
+        }
+    }
+}
+
 /// A prepared kernel.
 pub enum Kernel {
     /// For the CPU.

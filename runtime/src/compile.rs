@@ -55,8 +55,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     debug_verify(graph)?;
     let options = session.options;
     let graph = simplify(graph, &options.simplify);
-    // The CPU has no products of halves.
-    let graph = legalise(&remake(&graph, options.fuse.recompute.then_some(REMADE_MIN)), false);
+    let graph = legalise(&remake(&graph, options.fuse.recompute.then_some(REMADE_MIN)), session.target().multiplies_halves());
     debug_verify(&graph)?;
     let clusters: Clusters = fuse(&graph, &options.fuse);
     if cfg!(debug_assertions) {

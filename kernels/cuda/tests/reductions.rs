@@ -1,6 +1,6 @@
 //! Loops with reductions, against the CPU's kernels.
 
-#[allow(dead_code)]
+#[allow(dead_code)] // not every test needs all of it
 #[path = "../../tests/loops/builder.rs"]
 mod builder;
 mod common;
