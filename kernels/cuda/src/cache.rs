@@ -120,9 +120,7 @@ impl Cache {
 
     /// Writes an entry beside its place and moves it there, so that nobody ever reads half of one.
     fn keep(&self, file: &Path, bytes: &[u8]) -> io::Result<()> {
-        static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let beside = self.folder.join(format!("writing-{}-{count}", std::process::id()));
+        let beside = unused(&self.folder);
         let written = fs::OpenOptions::new().write(true).create_new(true).open(&beside).and_then(|mut f| f.write_all(bytes));
         let moved = written.and_then(|()| fs::rename(&beside, file));
         if moved.is_err() {
@@ -174,8 +172,7 @@ fn private(folder: &Path) -> Result<(), Error> {
     }
     let not = |why: String| Err(Error::NotPrivate { folder: folder.into(), why });
     // Whom a process acts for is whose files it makes.
-    let probe = folder.join(format!("writing-{}-owner", std::process::id()));
-    let _ = fs::remove_file(&probe);
+    let probe = unused(folder);
     let own = fs::OpenOptions::new().write(true).create_new(true).open(&probe).and_then(|f| f.metadata()).map_err(fail)?.uid();
     let _ = fs::remove_file(&probe);
     if meta.uid() != own {
@@ -192,6 +189,14 @@ fn private(folder: &Path) -> Result<(), Error> {
 #[cfg(not(unix))]
 fn private(folder: &Path) -> Result<(), Error> {
     fs::create_dir_all(folder).map_err(|source| Error::Folder { folder: folder.into(), source })
+}
+
+/// The name of a file in the folder that no other thread or process writes.
+fn unused(folder: &Path) -> PathBuf {
+    static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+    let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    folder.join(format!("writing-{}-{count}-{since_epoch}", std::process::id()))
 }
 
 /// What a program is known by: everything that its code depends on.
@@ -236,6 +241,22 @@ mod tests {
             assert_eq!(self.cache.kept_or(Kept::KEY, make), Ok(cubin));
             self.made
         }
+    }
+
+    #[test]
+    fn many_threads_can_open_one_folder_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = folder.path().join("cache");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        Cache::at(&cache).expect("a private folder");
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(&cache).expect("own folder").count(), 0, "nothing is left behind");
     }
 
     #[test]
