@@ -6,6 +6,7 @@
 pub mod cache;
 pub mod code;
 mod conv;
+pub mod cublaslt;
 mod device;
 pub mod driver;
 #[cfg(feature = "emulator")]
@@ -19,6 +20,7 @@ pub mod nvrtc;
 mod program;
 mod source;
 mod space;
+mod tune;
 
 pub use device::{Device, Fault, usable};
 pub use gemm::{Candidate, candidates};
@@ -26,3 +28,4 @@ pub use lower::{Dispatch, Function, Lowered, Target, Word};
 pub use program::{Launch, LoadError, Program, workspace_bytes};
 pub use source::{PRELUDE, Together, lower, lower_many};
 pub use space::{Limits, Usage as MemoryUsage};
+pub use tune::{Choice, Picks, Tuner, WORTH, lower_as};
