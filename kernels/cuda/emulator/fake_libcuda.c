@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "abi.h"
@@ -28,8 +27,8 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
 /* ---- What tests set and look at ------------------------------------------------------------------------------------- */
 
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
-                 capability = 90, order = 0;
-static long long live_bytes, peak_bytes, live_pinned, allocations, calls, launches, replays, captures, copied_bytes;
+                 capability = 90, order = 0, library = 0;
+static long long live_bytes, peak_bytes, live_pinned, allocations, calls, launches, products, replays, captures, copied_bytes;
 static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
 static long long fail_after = -1;
 static Result fail_code, sticky;
@@ -39,7 +38,7 @@ static const struct { const char* name; long long* at; } NUMBERS[] = {
     {"devices", &devices}, {"version", &version}, {"total", &total}, {"page", &page}, {"maps_pages", &maps_pages},
     {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"order", &order}, {"live_bytes", &live_bytes},
     {"peak_bytes", &peak_bytes}, {"live_pinned", &live_pinned}, {"allocations", &allocations}, {"calls", &calls},
-    {"launches", &launches}, {"replays", &replays}, {"captures", &captures}, {"copied_bytes", &copied_bytes}};
+    {"library", &library}, {"launches", &launches}, {"products", &products}, {"replays", &replays}, {"captures", &captures}, {"copied_bytes", &copied_bytes}};
 
 static long long* number(const char* name) {
     for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; ++i)
@@ -61,6 +60,23 @@ void fake_fail(const char* call, long long after, int code) {
     snprintf(fail_call, sizeof fail_call, "%s", call);
     fail_after = after;
     fail_code = code;
+}
+
+/* Kernels take time by a clock of their own: so many nanoseconds, by how their names begin; the last that fits counts. */
+static struct { char begins[64]; long long nanoseconds; } costs[64];
+static size_t costs_count;
+static double clock_seconds;
+void fake_cost(const char* begins, long long nanoseconds) {
+    if (!*begins) costs_count = 0;
+    if (costs_count == sizeof costs / sizeof *costs) return;
+    snprintf(costs[costs_count].begins, sizeof costs->begins, "%s", begins);
+    costs[costs_count++].nanoseconds = nanoseconds;
+}
+static void pass(const char* name) {
+    long long cost = 1000;
+    for (size_t i = 0; i < costs_count; ++i)
+        if (!strncmp(name, costs[i].begins, strlen(costs[i].begins))) cost = costs[i].nanoseconds;
+    clock_seconds += 1e-9 * (double)cost;
 }
 
 /* Enters a call: counts it, answers for a context that is lost, and fails if it was told to. */
@@ -103,7 +119,7 @@ static size_t remove_block(Address base) {
     return 0;
 }
 /* Whether all these bytes are memory of the device; they may lie in several blocks. */
-static int inside(Address from, size_t bytes) {
+int fake_inside(Address from, size_t bytes) {
     Address end = from + bytes;
     while (from < end) {
         const Block* b = blocks;
@@ -139,11 +155,13 @@ typedef struct { long asked, done; Stream* stream; double seconds; } Event;
 /* What was asked of it and is not done yet. */
 struct Stream { List* captured; List queue; Stream* next; };
 struct Op {
-    enum { COPY, FILL, LAUNCH, REPLAY, RECORD, WAIT } kind;
+    enum { COPY, FILL, LAUNCH, CALL_OF_LIBRARY, REPLAY, RECORD, WAIT } kind;
     int to_device, from_device, byte;
     Address to, from;
     size_t bytes;
     Kernel* kernel;
+    const char* (*call)(const void*);
+    char name[64];
     unsigned long long* words;
     struct SlabwiseLaunch launch;
     List* graph;
@@ -163,11 +181,6 @@ static void push(List* list, Op op) {
     if (list->last) list->last->next = copy; else list->first = copy;
     list->last = copy;
 }
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 static Result bad_address(const char* what, Address at, size_t bytes) {
     snprintf(trouble, sizeof trouble, "%s of %zu bytes at %#llx, which is no memory of the device", what, bytes, at);
     return ILLEGAL_ADDRESS;
@@ -175,20 +188,28 @@ static Result bad_address(const char* what, Address at, size_t bytes) {
 static Result perform(const Op* op) {
     switch (op->kind) {
     case COPY:
-        if (op->to_device && !inside(op->to, op->bytes)) return bad_address("copy to", op->to, op->bytes);
-        if (op->from_device && !inside(op->from, op->bytes)) return bad_address("copy from", op->from, op->bytes);
+        if (op->to_device && !fake_inside(op->to, op->bytes)) return bad_address("copy to", op->to, op->bytes);
+        if (op->from_device && !fake_inside(op->from, op->bytes)) return bad_address("copy from", op->from, op->bytes);
         memmove((void*)op->to, (const void*)op->from, op->bytes);
         copied_bytes += (long long)op->bytes;
         return OK;
     case FILL:
-        if (!inside(op->to, op->bytes)) return bad_address("fill", op->to, op->bytes);
+        if (!fake_inside(op->to, op->bytes)) return bad_address("fill", op->to, op->bytes);
         memset((void*)op->to, op->byte, op->bytes);
         return OK;
     case LAUNCH: {
         ++launches;
+        pass(op->kernel->name);
         const char* wrong = op->kernel->emulate(op->kernel->name, op->words, &op->launch);
         if (wrong) snprintf(trouble, sizeof trouble, "%s: %s", op->kernel->name, wrong);
         return wrong ? LAUNCH_FAILED : OK;
+    }
+    case CALL_OF_LIBRARY: {
+        ++products;
+        pass(op->name);
+        const char* wrong = op->call(op->words);
+        if (wrong) snprintf(trouble, sizeof trouble, "%s: %s", op->name, wrong);
+        return wrong ? ILLEGAL_ADDRESS : OK;
     }
     case REPLAY:
         for (const Op* o = op->graph->first; o; o = o->next) {
@@ -198,7 +219,7 @@ static Result perform(const Op* op) {
         return OK;
     case RECORD:
         op->event->done = op->turn;
-        op->event->seconds = now();
+        op->event->seconds = clock_seconds;
         return OK;
     case WAIT: break;
     }
@@ -230,6 +251,19 @@ static Result drain(void) {
 static Result submit(void* stream, Op op) {
     push(of(stream)->captured ? of(stream)->captured : &of(stream)->queue, op);
     return OK;
+}
+
+/* For libraries that work on streams: whether a call of theirs is to fail, and work of theirs, with a copy of its data. */
+Result fake_enter(const char* name) {
+    pthread_mutex_lock(&lock);
+    LEAVE(enter(name));
+}
+Result fake_submit(void* stream, const char* (*call)(const void*), const void* data, size_t bytes, const char* name) {
+    CALL
+    Op op = {.kind = CALL_OF_LIBRARY, .call = call, .words = malloc(bytes)};
+    memcpy(op.words, data, bytes);
+    snprintf(op.name, sizeof op.name, "%s", name);
+    LEAVE(submit(stream, op));
 }
 
 /* ---- The driver's calls --------------------------------------------------------------------------------------------- */
