@@ -28,7 +28,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
 
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
                  capability = 90, order = 0, library = 0;
-static long long live_bytes, peak_bytes, live_pinned, allocations, calls, launches, products, replays, captures, copied_bytes;
+static long long live_bytes, peak_bytes, live_pinned, allocations, calls, launches, products, heuristics, replays, captures, copied_bytes;
 static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
 static long long fail_after = -1;
 static Result fail_code, sticky;
@@ -38,7 +38,7 @@ static const struct { const char* name; long long* at; } NUMBERS[] = {
     {"devices", &devices}, {"version", &version}, {"total", &total}, {"page", &page}, {"maps_pages", &maps_pages},
     {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"order", &order}, {"live_bytes", &live_bytes},
     {"peak_bytes", &peak_bytes}, {"live_pinned", &live_pinned}, {"allocations", &allocations}, {"calls", &calls},
-    {"library", &library}, {"launches", &launches}, {"products", &products}, {"replays", &replays}, {"captures", &captures}, {"copied_bytes", &copied_bytes}};
+    {"library", &library}, {"launches", &launches}, {"products", &products}, {"heuristics", &heuristics}, {"replays", &replays}, {"captures", &captures}, {"copied_bytes", &copied_bytes}};
 
 static long long* number(const char* name) {
     for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; ++i)
@@ -256,6 +256,7 @@ static Result submit(void* stream, Op op) {
 /* For libraries that work on streams: whether a call of theirs is to fail, and work of theirs, with a copy of its data. */
 Result fake_enter(const char* name) {
     pthread_mutex_lock(&lock);
+    heuristics += !strcmp(name, "cublasLtMatmulAlgoGetHeuristic");
     LEAVE(enter(name));
 }
 Result fake_submit(void* stream, const char* (*call)(const void*), const void* data, size_t bytes, const char* name) {
