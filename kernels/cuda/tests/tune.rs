@@ -7,12 +7,12 @@ mod products;
 use std::sync::Arc;
 
 use common::{Case, Choices, TARGET, compare};
-use products::{matmul, small_integers, strided, typed};
+use products::{matmul, numbers, small_integers, strided, typed};
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::cublaslt::Algorithm;
 use slabwise_cuda::driver::{DriverError, properties};
 use slabwise_cuda::fake::FakeDriver;
-use slabwise_cuda::{Choice, Device, Launch, Limits, Lowered, Picks, Target, Tuner, WORTH, candidates, lower, lower_as, workspace_bytes};
+use slabwise_cuda::{Choice, Device, Launch, Limits, Lowered, Picks, Target, Tuner, candidates, lower, lower_as, workspace_bytes};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::scalar::{ScalarOp, Value};
@@ -85,23 +85,26 @@ fn of_library(case: &Case, algorithm: Algorithm) -> Lowered {
     lowered
 }
 
-/// Fails unless the library's algorithms give for each case what our own kernel does, and write the result themselves where that is
-/// said.
-fn check(cases: &[(Case, bool)], algorithms: &[Algorithm], tolerance: f32) {
+/// The arguments of each case after each of the library's algorithms. Fails unless it writes the result itself where that is said.
+fn computed(cases: &[(Case, bool)], algorithms: &[Algorithm]) -> Vec<Vec<Vec<u8>>> {
     let mut lowered = Vec::new();
     for (case, direct) in cases {
-        lowered.push((case, lower(&case.spec, &case.bounds, &case.target).expect("it has a source")));
         for &algorithm in algorithms {
             lowered.push((case, of_library(case, algorithm)));
             assert_eq!(lowered.last().is_some_and(|(_, l)| l.functions.is_empty()), *direct, "{}", case.name);
         }
     }
     let runs: Vec<(&Case, &Lowered)> = lowered.iter().map(|(case, lowered)| (*case, lowered)).collect();
-    let done = on_device(&runs).into_iter().zip(&runs).map(|(done, (case, _))| done.unwrap_or_else(|e| panic!("{}: {e}", case.name)));
-    let done: Vec<Vec<Vec<u8>>> = done.collect();
-    for ((case, _), results) in cases.iter().zip(done.chunks(1 + algorithms.len())) {
-        for (got, algorithm) in results[1..].iter().zip(algorithms) {
-            compare(case, &format!("{}, {algorithm:?}", case.name), got, &results[0], tolerance);
+    let done = on_device(&runs).into_iter().zip(&runs);
+    done.map(|(done, (case, _))| done.unwrap_or_else(|e| panic!("{}: {e}", case.name))).collect()
+}
+
+/// Fails unless the library's algorithms give for each case what the CPU does, within the tolerance.
+fn check(cases: &[(Case, bool)], algorithms: &[Algorithm], tolerance: f32) {
+    for ((case, _), results) in cases.iter().zip(computed(cases, algorithms).chunks(algorithms.len())) {
+        let (expected, _) = case.on_cpu();
+        for (got, algorithm) in results.iter().zip(algorithms) {
+            compare(case, &format!("{}, {algorithm:?}", case.name), got, &expected, tolerance);
         }
     }
 }
@@ -120,11 +123,6 @@ fn the_library_multiplies_every_layout_and_what_it_cannot_say_follows() {
     let square = |a, b| matmul(&[m, n], k, a, b);
     let plain = || square(rows(), columns());
     let batched = |a: &[usize], b: &[usize]| matmul(&[3, m, n], k, strided(0, a), strided(0, b));
-    let half = |dtype, to| {
-        let mut spec = square(typed(dtype, 0, &[k, 1]), typed(dtype, 0, &[n, 1]));
-        spec.operands[0].dtype = to;
-        spec
-    };
     let bias = || typed(DType::F32, 0, &[0, 1]);
     let turned_result = || {
         let mut spec = plain();
@@ -163,19 +161,6 @@ fn the_library_multiplies_every_layout_and_what_it_cannot_say_follows() {
             with(plain(), vec![bias()], vec![Inst::Load(1), op(add, 0, 1), Inst::Const(Value::F32(3.0)), op(ScalarOp::Mul, 2, 3)]),
             false,
         ),
-        ("halves", half(DType::F16, DType::F16), true),
-        ("halves to single precision", half(DType::BF16, DType::F32), true),
-        ("halves to other halves", half(DType::F16, DType::BF16), false),
-        ("rounded halves", with(half(DType::BF16, DType::BF16), vec![], vec![op(ScalarOp::RoundBf16, 0, 0)]), true),
-        (
-            "halves rounded before a bias",
-            with(
-                half(DType::F16, DType::F16),
-                vec![typed(DType::F16, 0, &[0, 1])],
-                vec![op(ScalarOp::RoundF16, 0, 0), Inst::Load(1), op(add, 1, 2)],
-            ),
-            false,
-        ),
     ];
     let mut choices = Choices::new(1);
     let case = |(name, spec, direct): (&str, Spec, bool)| {
@@ -188,6 +173,41 @@ fn the_library_multiplies_every_layout_and_what_it_cannot_say_follows() {
     let multiplied = driver.get("products");
     check(&cases, &[algorithm(21, 1 << 20), algorithm(23, 1 << 20)], 1e-6);
     assert_eq!(driver.get("products") - multiplied, 2 * cases.len() as i64);
+}
+
+#[test]
+fn halves_are_summed_in_single_precision_and_rounded_as_they_are_stored() {
+    let Some(_driver) = installed() else { return };
+    let (m, n, k) = (12, 10, 9);
+    let half = |dtype, to| {
+        let mut spec = matmul(&[m, n], k, typed(dtype, 0, &[k, 1]), typed(dtype, 0, &[n, 1]));
+        spec.operands[0].dtype = to;
+        spec
+    };
+    let rounded = |spec, op_of| with(spec, vec![], vec![op(op_of, 0, 0)]);
+    let specs = [
+        ("halves", half(DType::F16, DType::F16), true),
+        ("to single precision", half(DType::BF16, DType::F32), true),
+        ("to other halves", half(DType::F16, DType::BF16), false),
+        ("rounded", rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundBf16), true),
+        ("rounded to others", rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundF16), false),
+    ];
+    let mut choices = Choices::new(5);
+    let case = |(name, spec, direct): (&str, Spec, bool)| {
+        let mut case = Case::new(name, spec, &mut choices);
+        case.target = target();
+        small_integers(&mut case, &mut choices);
+        (case, direct)
+    };
+    let cases: Vec<(Case, bool)> = specs.into_iter().map(case).collect();
+    for ((case, _), got) in cases.iter().zip(computed(&cases, &[algorithm(21, 0)])) {
+        let [a, b, c] = [0, 1, 2].map(|at| numbers(case.spec.arguments()[at].0.dtype, &got[at]));
+        for (i, x) in c.iter().enumerate() {
+            // Sums of so small numbers are numbers of every type.
+            let sum: f64 = (0..k).map(|l| a[i / n * k + l] * b[l * n + i % n]).sum();
+            assert!(*x == sum, "{}: {x} at {i} instead of {sum}", case.name);
+        }
+    }
 }
 
 /// What the library is not asked for: our own kernels do it.
@@ -264,15 +284,18 @@ fn a_library_that_fails_says_how_to_do_without() {
     assert!(error.contains("cublasLtCreate answered CUBLAS_STATUS_NOT_INITIALIZED"), "{error}");
 }
 
-/// A product that is worth timing, of its own for each test.
-fn worth(extra: usize) -> Spec {
-    let (m, n, k) = (128, 128 + 8 * extra, 256);
-    assert!((m * n * k) as i64 >= WORTH);
-    matmul(&[m, n], k, strided(0, &[k, 1]), strided(0, &[n, 1]))
+/// A product that is timed.
+fn product() -> Spec {
+    matmul(&[48, 40], 64, strided(0, &[64, 1]), strided(0, &[40, 1]))
+}
+
+/// Another, for the same kernels.
+fn other_product() -> Spec {
+    matmul(&[48, 48], 64, strided(0, &[64, 1]), strided(0, &[48, 1]))
 }
 
 fn tuner(picks: Arc<Picks>) -> Tuner {
-    Tuner { ordinal: 0, limits: LIMITS, room: None, picks }
+    Tuner { ordinal: 0, limits: LIMITS, room: None, worth: 48 * 40 * 64, picks }
 }
 
 fn picks_in(folder: &tempfile::TempDir) -> Arc<Picks> {
@@ -293,7 +316,7 @@ fn own(spec: &Spec) -> Vec<String> {
 fn the_fastest_is_picked_and_ties_go_to_the_first() {
     let Some(driver) = installed() else { return };
     let before = driver.get("live_bytes");
-    let spec = worth(0);
+    let spec = product();
     let names = own(&spec);
     let pick = |costs: &[(&str, i64)]| {
         driver.cost("", 1_000_000);
@@ -313,7 +336,7 @@ fn the_fastest_is_picked_and_ties_go_to_the_first() {
     assert_eq!(pick(&[("cublaslt_21", 500_000)]), Choice::Library(algorithm(21, 0)));
     assert_eq!(pick(&[("cublaslt_21", 990_000)]), Choice::Own(single.clone()), "that is not clearly faster");
     // Two of the library's: the one that is faster needs a workspace, which is no more than what the product touches.
-    let wide = (128 * 128 * 3 * 4) as u64;
+    let wide = 48 * 40 * 3 * 4;
     assert_eq!(pick(&[("cublaslt_21", 500_000), ("cublaslt_23", 400_000)]), Choice::Library(algorithm(23, wide)));
     // Of all that was taken for it nothing stays.
     assert_eq!(driver.get("live_bytes"), before);
@@ -323,7 +346,7 @@ fn the_fastest_is_picked_and_ties_go_to_the_first() {
 fn a_pick_is_made_once_in_a_process_and_read_back_by_the_next() {
     let Some(driver) = installed() else { return };
     let folder = tempfile::tempdir().expect("a folder");
-    for (spec, faster) in [(worth(1), Some("cublaslt_24")), (worth(2), None)] {
+    for (spec, faster) in [(product(), Some("cublaslt_24")), (other_product(), None)] {
         let file = || {
             let files = std::fs::read_dir(folder.path().join("cache")).expect("a folder").flatten().map(|entry| entry.path());
             let mut picks: Vec<_> = files.filter(|path| path.extension().is_some_and(|e| e == "pick")).collect();
@@ -356,7 +379,7 @@ fn a_pick_is_made_once_in_a_process_and_read_back_by_the_next() {
 #[test]
 fn a_library_that_is_not_there_or_fails_is_left_out() {
     let Some(driver) = installed() else { return };
-    let spec = worth(3);
+    let spec = product();
     let kept = |folder: &tempfile::TempDir| {
         let files = std::fs::read_dir(folder.path().join("cache")).expect("a folder").flatten();
         files.filter(|entry| entry.path().extension().is_some_and(|e| e == "pick")).count()
@@ -388,9 +411,9 @@ fn a_library_that_is_not_there_or_fails_is_left_out() {
 fn without_memory_or_work_nothing_is_timed() {
     let Some(driver) = installed() else { return };
     driver.set("maps_pages", 0);
-    let (spec, folder) = (worth(4), tempfile::tempdir().expect("a folder"));
+    let (spec, folder) = (product(), tempfile::tempdir().expect("a folder"));
     let picks = picks_in(&folder);
-    let needed = 4 * (128 * 160 + 160 * 256 + 128 * 256);
+    let needed = 4 * (48 * 40 + 40 * 64 + 48 * 64);
     for (total, room) in [(needed, None), (64 << 20, Some(needed as u64 - 4))] {
         driver.set("total", total);
         let before = driver.get("live_bytes");
@@ -400,7 +423,7 @@ fn without_memory_or_work_nothing_is_timed() {
     }
     driver.set("total", 64 << 20);
     let launched = driver.get("launches");
-    let small = matmul(&[64, 64], 64, strided(0, &[64, 1]), strided(0, &[64, 1]));
+    let small = matmul(&[48, 40], 63, strided(0, &[63, 1]), strided(0, &[40, 1]));
     assert_eq!(choose(picks.clone(), &small), Choice::Ranked);
     assert_eq!(driver.get("launches"), launched, "it is not worth it");
     // What there was no room for is timed once there is.
@@ -411,11 +434,10 @@ fn without_memory_or_work_nothing_is_timed() {
 fn specs_of_one_product_are_computed_the_same_way() {
     let Some(driver) = installed() else { return };
     driver.cost("cublaslt_21", 10_000);
-    let (m, n, k) = (128, 176, 256);
-    let plain = matmul(&[m, n], k, strided(0, &[k, 1]), strided(0, &[n, 1]));
+    let plain = product();
     let relu = with(plain.clone(), vec![], vec![op(ScalarOp::Relu, 0, 0)]);
     let guarded = Target { guarded: true, ..target() };
-    let other = worth(7);
+    let other = other_product();
     let picks = Picks::at(Cache::at(tempfile::tempdir().expect("a folder").path().join("cache")).expect("a private folder"));
     let wanted = [(&plain, target()), (&other, target()), (&relu, target()), (&plain, guarded)];
     let choices = tuner(picks).choose(&wanted, &Env::default());
@@ -423,7 +445,7 @@ fn specs_of_one_product_are_computed_the_same_way() {
     // An operand by columns makes another of our own kernels of one of them: they share what both have.
     driver.set("library", 0);
     let mut turned = plain.clone();
-    turned.operands[0] = strided(0, &[1, m]);
+    turned.operands[0] = strided(0, &[1, 48]);
     driver.cost("", 1_000_000);
     let folder = tempfile::tempdir().expect("a folder");
     let choices = tuner(picks_in(&folder)).choose(&[(&plain, target()), (&turned, target())], &Env::default());
@@ -435,7 +457,7 @@ fn specs_of_one_product_are_computed_the_same_way() {
 /// The order that a pick depends on is that of all targets: what tests use elsewhere has fewer multiprocessors.
 #[test]
 fn a_choice_that_does_not_fit_is_the_first() {
-    let spec = worth(0);
+    let spec = product();
     let first = lower(&spec, &Env::default(), &TARGET).expect("it has a source");
     for choice in [Choice::Ranked, Choice::Own("no such kernel".into())] {
         let lowered = lower_as(&spec, &Env::default(), &TARGET, &choice).expect("it has a source");

@@ -81,7 +81,8 @@ impl Gpu {
 
     /// Who times products, if they are timed, in at most so many bytes.
     pub fn tuner(&self, room: Option<u64>) -> Option<Tuner> {
-        let tuner = || Tuner { ordinal: self.ordinal, limits: *self.device.limits(), room, picks: Picks::of_process() };
+        let (ordinal, limits) = (self.ordinal, *self.device.limits());
+        let tuner = || Tuner { ordinal, limits, room, worth: slabwise_cuda::WORTH, picks: Picks::of_process() };
         self.tunes.then(tuner)
     }
 

@@ -38,7 +38,7 @@ const OWN_MAX: usize = 4;
 /// Most of cuBLASLt's.
 const LIBRARY_MAX: usize = 3;
 
-/// Products of fewer multiplications are not timed: whatever computes them takes as long as its launch.
+/// Products of fewer multiplications are not worth being timed: whatever computes them takes as long as its launch.
 pub const WORTH: i64 = 1 << 22;
 
 /// A later candidate must take less than this part of an earlier one's time.
@@ -80,6 +80,8 @@ pub struct Tuner {
     pub limits: Limits,
     /// The most bytes that timing may take, if there is a budget.
     pub room: Option<u64>,
+    /// Products of fewer multiplications are not timed.
+    pub worth: i64,
     /// What has been picked before.
     pub picks: Arc<Picks>,
 }
@@ -100,9 +102,10 @@ impl Tuner {
     pub fn choose(&self, wanted: &[(&Spec, Target)], bounds: &Env) -> Vec<Choice> {
         let mut choices = vec![Choice::Ranked; wanted.len()];
         let Ok(properties) = driver::properties(self.ordinal) else { return choices };
-        let versions = versions();
+        let Properties { name, total_bytes, .. } = properties;
+        let device = format!("{name}, {total_bytes} bytes, {}, {}", versions(), env!("CARGO_PKG_VERSION"));
         let mut open = Vec::new();
-        for group in groups(wanted, bounds, &properties, &versions) {
+        for group in groups(wanted, bounds, self.worth, &device) {
             match self.picks.known(&group.key) {
                 Some(choice) => group.take(&choice, &mut choices),
                 None => open.push(group),
@@ -204,10 +207,10 @@ fn versions() -> String {
 }
 
 /// The specs by their products, those that are not worth it and those without a choice left out.
-fn groups<'a>(wanted: &[(&'a Spec, Target)], bounds: &Env, properties: &Properties, versions: &str) -> Vec<Group<'a>> {
+fn groups<'a>(wanted: &[(&'a Spec, Target)], bounds: &Env, worth: i64, device: &str) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for (at, &(spec, target)) in wanted.iter().enumerate() {
-        if gemm::multiplications(spec, bounds) < WORTH {
+        if gemm::multiplications(spec, bounds) < worth {
             continue;
         }
         let Ok(own) = gemm::names(spec, bounds, &target) else { continue };
@@ -226,9 +229,7 @@ fn groups<'a>(wanted: &[(&'a Spec, Target)], bounds: &Env, properties: &Properti
     groups.retain(|group| !group.own.is_empty());
     for group in &mut groups {
         let text = format!("{:?} {:?} {:?}", group.specs, group.own, bounds);
-        let Properties { name, total_bytes, .. } = properties;
-        let device = format!("{name}, {total_bytes} bytes, {versions}, {}", env!("CARGO_PKG_VERSION"));
-        group.key = crate::cache::hash(&[&device, PRELUDE, &text]);
+        group.key = crate::cache::hash(&[device, PRELUDE, &text]);
     }
     groups
 }
