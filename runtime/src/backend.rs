@@ -3,6 +3,7 @@
 //! On the CPU both are at hand. What lies on another device is reached by copies: [`Backend::look`] and [`Backend::edit`]
 //! show a region as host memory wherever it lies.
 
+mod copies;
 #[cfg(feature = "cuda")]
 mod cuda;
 
@@ -14,7 +15,7 @@ use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::{Check, Gpu, Loaded};
+pub(crate) use cuda::{Check, Gpu, Loaded, Recorded};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -155,15 +156,6 @@ impl Backend {
         }
     }
 
-    /// The same, to change: where copies are made by a thread of the host's.
-    pub fn host_mut(&mut self) -> Option<&mut Memory> {
-        match self {
-            Backend::Cpu(memory) => Some(memory),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => None,
-        }
-    }
-
     /// An arena of zeros for what the error would name.
     pub fn reserve(&mut self, bytes: u64, what: &str) -> Result<Region> {
         match self {
@@ -275,6 +267,39 @@ impl Backend {
                 slot.copy_from_slice(&i32::try_from(size).unwrap_or(i32::MAX).to_ne_bytes());
             }
         })
+    }
+
+    /// The bytes that an input of so many takes on its way, beside those that it is planned at.
+    pub fn landing_bytes(&self, input: u64) -> u64 {
+        match self {
+            Backend::Cpu(_) => {
+                let _ = input;
+                0
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => slabwise_cuda::landing_bytes(input),
+        }
+    }
+
+    /// Makes the place for large inputs on their way this large; `false` if the device has not so much memory.
+    pub fn set_landing(&mut self, bytes: u64) -> Result<bool> {
+        match self {
+            Backend::Cpu(_) => {
+                let _ = bytes;
+                Ok(true)
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.set_landing(bytes),
+        }
+    }
+
+    /// Bytes for inputs on their way; those that the last run used.
+    pub fn landing(&self) -> (u64, u64) {
+        match self {
+            Backend::Cpu(_) => (0, 0),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => (gpu.device.landing(), gpu.device.landed()),
+        }
     }
 
     /// Ends what [`Backend::begin_inputs`] began.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use slabwise_cuda::driver::DriverError;
-use slabwise_cuda::{Device, Launch, Limits, Lowered, Program};
+use slabwise_cuda::{Device, Launch, Limits, Lowered, Program, Work};
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Memory, Region};
@@ -31,6 +31,16 @@ pub(crate) struct Check {
 pub(crate) struct Loaded {
     pub program: Program,
     pub checks: Arc<[Check]>,
+}
+
+/// A step of a run that is recorded.
+pub(crate) enum Recorded<'a> {
+    /// A kernel, its arguments and its workspace.
+    Run(&'a Kernel, Vec<Region>, Region),
+    /// The copy of this number starts: from where, to where.
+    Start(usize, Region, Region),
+    /// The copy of this number is waited for.
+    Finish(usize),
 }
 
 /// The device, and what was asked of it lately.
@@ -109,6 +119,49 @@ impl Gpu {
         })
     }
 
+    /// Pinned memory of the host.
+    pub fn reserve_host(&mut self, bytes: u64, what: &str) -> Result<Region> {
+        self.device.reserve_host(bytes).map_err(|e| match e {
+            DriverError::OutOfMemory { .. } => pinned(what, bytes),
+            other => self.error(other),
+        })
+    }
+
+    pub fn prepare_copies(&mut self, most: usize) -> Result<()> {
+        self.device.prepare_copies(most).map_err(|e| self.error(e))
+    }
+
+    pub fn start_copy(&self, copy: usize, from: &Region, to: &Region) -> Result<()> {
+        self.device.start_copy(copy, from, to).map_err(|e| self.error(e))
+    }
+
+    pub fn finish_copy(&self, copy: usize) -> Result<()> {
+        self.device.finish_copy(copy).map_err(|e| self.error(e))
+    }
+
+    pub fn open_ring(&mut self, region: &Region, slots: usize) -> Result<usize> {
+        self.device.open_ring(*region, slots).map_err(|e| match e {
+            DriverError::OutOfMemory { bytes } => pinned("slots of inputs", bytes),
+            other => self.error(other),
+        })
+    }
+
+    /// Sends what `write` writes ahead, to a slot.
+    pub fn send_ahead(&mut self, ring: usize, slot: u64, write: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+        let sent = self.device.send_ahead(ring, slot as usize, write);
+        sent.map_err(|e| self.error(e))?
+    }
+
+    /// Moves parts of what arrived in a slot to where runs read them.
+    pub fn take_ahead(&mut self, ring: usize, slot: u64, parts: impl Iterator<Item = (u64, Region)>) -> Result<()> {
+        self.device.take_ahead(ring, slot as usize, parts).map_err(|e| self.error(e))
+    }
+
+    /// Waits until nothing is under way. If the device is lost, nothing is.
+    pub fn settle_copies(&self) {
+        let _ = self.device.settle_copies();
+    }
+
     pub fn info(&self) -> MemoryInfo {
         let (free, total) = self.device.memory().unwrap_or_default();
         MemoryInfo { free, total }
@@ -155,10 +208,15 @@ impl Gpu {
         self.faults()
     }
 
-    /// Makes room for this many bytes of inputs.
+    /// Makes room for this many bytes of inputs in the host's memory.
     pub fn prepare_inputs(&mut self, bytes: u64) -> Result<()> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         self.device.prepare_staging(bytes).map_err(|e| self.error(e))
+    }
+
+    /// Makes the place for large inputs on their way this large, if the device has so much memory; else there is none.
+    pub fn set_landing(&mut self, bytes: u64) -> Result<bool> {
+        self.device.set_landing(bytes).map_err(|e| self.error(e))
     }
 
     pub fn begin_inputs(&mut self) -> Result<()> {
@@ -229,17 +287,21 @@ impl Gpu {
         replayed.map_err(|e| self.error(e))
     }
 
-    /// Records a run: each step's kernel, its arguments and its workspace.
-    pub fn record(&mut self, loaded: &Loaded, key: &[u64], env: &Env, steps: &[(&Kernel, Vec<Region>, Region)]) -> Result<()> {
-        let mut launches = Vec::with_capacity(steps.len());
-        for (step, (kernel, arguments, workspace)) in steps.iter().enumerate() {
-            let Kernel::Cuda(spec, kernel) = kernel else {
-                return Err(Error::Internal(format!("kernel {step} was prepared for another device")));
-            };
-            within(spec, arguments, env)?;
-            launches.push(Launch { step, kernel, arguments, workspace: *workspace });
+    /// Records a run.
+    pub fn record(&mut self, loaded: &Loaded, key: &[u64], env: &Env, steps: &[Recorded<'_>]) -> Result<()> {
+        let mut work = Vec::with_capacity(steps.len());
+        for (step, recorded) in steps.iter().enumerate() {
+            work.push(match recorded {
+                Recorded::Run(Kernel::Cuda(spec, kernel), arguments, workspace) => {
+                    within(spec, arguments, env)?;
+                    Work::Launch(Launch { step, kernel, arguments, workspace: *workspace })
+                }
+                Recorded::Run(..) => return Err(Error::Internal(format!("kernel {step} was prepared for another device"))),
+                Recorded::Start(copy, from, to) => Work::Start { copy: *copy, from: *from, to: *to },
+                Recorded::Finish(copy) => Work::Finish(*copy),
+            });
         }
-        let recorded = self.device.record(&loaded.program, key, env, !loaded.checks.is_empty(), launches.into_iter());
+        let recorded = self.device.record(&loaded.program, key, env, !loaded.checks.is_empty(), work.into_iter());
         recorded.map_err(|e| self.error(e))
     }
 
@@ -280,6 +342,11 @@ impl Check {
         let message = Fault::Index { position, value, limit }.to_string();
         Error::Data { mistake: Mistake { message, ..self.mistake.clone() } }
     }
+}
+
+/// The error for memory of the host that its system does not pin.
+fn pinned(what: &str, bytes: u64) -> Error {
+    Error::OutOfMemory { what: what.into(), bytes: Bytes(bytes), more: ": it is memory of the host, and its system pins no more".into() }
 }
 
 /// What a configuration says of a device's memory.
