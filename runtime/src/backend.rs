@@ -6,6 +6,7 @@
 mod copies;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod pool;
 
 use slabwise_kernels::cpu::{self, Config, Fault, SpecError, Team};
 use slabwise_kernels::memory::{Memory, Region};
@@ -19,7 +20,7 @@ pub(crate) use cuda::{Check, Gpu, Loaded, Recorded};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::memory::{MemoryConfig, MemoryInfo, Range, Refused, Source, Stream};
+use crate::memory::MemoryConfig;
 
 /// What kernels are prepared for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -408,65 +409,4 @@ fn scratch(bytes: u64) -> Result<(Memory, Region)> {
 /// The error for memory the host refused.
 fn refused(what: &str, e: slabwise_kernels::memory::OutOfMemory) -> Error {
     Error::OutOfMemory { what: what.into(), bytes: Bytes(e.bytes), more: String::new() }
-}
-
-/// Memory for the pool. All work of a session is one stream's, in order; so nothing has to be waited for before memory that
-/// stays within it is used again, and a device waits by itself before it gives memory back.
-impl Source for Backend {
-    fn info(&mut self) -> MemoryInfo {
-        match self {
-            Backend::Cpu(memory) => memory.info(),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.info(),
-        }
-    }
-
-    fn reserve(&mut self, bytes: u64) -> Result<u32, Refused> {
-        match self {
-            Backend::Cpu(memory) => Source::reserve(memory, bytes),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.device.reserve(bytes).map(|region| region.arena).map_err(|_| Refused { bytes }),
-        }
-    }
-
-    fn release(&mut self, arena: u32) {
-        Backend::release(self, arena);
-    }
-
-    fn range(&mut self, bytes: u64) -> Option<Range> {
-        match self {
-            Backend::Cpu(memory) => memory.range(bytes),
-            // The reservation is a range already.
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => None,
-        }
-    }
-
-    fn map(&mut self, _pages: Region) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn unmap(&mut self, _pages: Region) {}
-
-    fn remap(&mut self, _from: Region, _to: Region) {}
-
-    fn copy(&mut self, _stream: Stream, from: Region, to: Region) {
-        // A device that is lost says so at the next call that can fail.
-        let _ = Backend::copy(self, &from, &to);
-    }
-
-    fn completed(&mut self, _stream: Stream) -> u64 {
-        u64::MAX
-    }
-
-    fn synchronize(&mut self, _stream: Stream, _sequence: u64) {}
-
-    fn now(&mut self) -> std::time::Duration {
-        Memory::new().now()
-    }
-
-    fn preallocates(&self) -> bool {
-        // What a device takes ahead, its reservation takes.
-        false
-    }
 }

@@ -14,7 +14,7 @@ use slabwise_planner::Bytes;
 
 use super::{Kernel, Resources, scratch};
 use crate::error::{Error, Mistake, Result};
-use crate::memory::{MemoryConfig, MemoryInfo};
+use crate::memory::{MemoryConfig, MemoryInfo, Policy, Range};
 
 /// A kernel that looks for indices out of range.
 #[derive(Clone, Debug)]
@@ -64,6 +64,7 @@ impl Gpu {
     pub fn open(ordinal: u32, config: &MemoryConfig) -> Result<Gpu> {
         let name = crate::device::Device::Cuda(ordinal).to_string();
         let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
+        check_pages(&device, &name, config)?;
         let graphs = switch("SLABWISE_CUDA_GRAPHS")?;
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
         Ok(Gpu { device, name, running, saved: Mutex::default(), untold: Mutex::default(), graphs, published: None, placing: false })
@@ -72,7 +73,7 @@ impl Gpu {
     /// Limits of the device's memory, unless some of it is in use already.
     pub fn configure(&mut self, config: &MemoryConfig) -> Result<()> {
         self.device.set_limits(limits(config)?);
-        Ok(())
+        check_pages(&self.device, &self.name, config)
     }
 
     /// Keeps an error for whoever asks next.
@@ -162,6 +163,17 @@ impl Gpu {
         let _ = self.device.settle_copies();
     }
 
+    /// Addresses for a pool of so many bytes, if its pages can be mapped by themselves.
+    pub fn range(&mut self, bytes: u64) -> Option<Range> {
+        match self.device.range(Range::addresses(bytes, 1, true)) {
+            Ok(range) => range.map(|(arena, page)| Range { arena, page, pages_move: true }),
+            Err(e) => {
+                log::warn!("{}: no addresses for a pool of {}: {e}; it takes arenas instead", self.name, Bytes(bytes));
+                None
+            }
+        }
+    }
+
     pub fn info(&self) -> MemoryInfo {
         let (free, total) = self.device.memory().unwrap_or_default();
         MemoryInfo { free, total }
@@ -238,7 +250,7 @@ impl Gpu {
     }
 
     /// Compiles and loads a program's kernels.
-    pub fn load(&self, name: &str, kernels: &[&Lowered], checks: Vec<Check>) -> Result<Loaded> {
+    pub fn load(&mut self, name: &str, kernels: &[&Lowered], checks: Vec<Check>) -> Result<Loaded> {
         use slabwise_cuda::LoadError;
         let program = self.device.load(kernels).map_err(|e| match e {
             LoadError::Driver(e) => self.error(e),
@@ -355,9 +367,32 @@ fn limits(config: &MemoryConfig) -> Result<Limits> {
     Ok(Limits {
         fraction: settings.fraction.unwrap_or(0.75),
         bytes_max: settings.limit,
-        // On a device that others may use too it is better to know at once.
-        preallocate: settings.preallocate.unwrap_or(true),
+        // On a device that others may use too it is better to know at once; but what is taken is behind addresses for good.
+        preallocate: settings.preallocate.unwrap_or(settings.policy != Some(Policy::Vmm)),
     })
+}
+
+/// Whether the device can do what a pool that maps its pages itself needs, if one is asked for.
+fn check_pages(device: &Device, name: &str, config: &MemoryConfig) -> Result<()> {
+    let settings = config.resolve().map_err(|e| Error::Value(e.to_string()))?;
+    if settings.policy != Some(Policy::Vmm) {
+        return Ok(());
+    }
+    let refused = |why: &str| {
+        let why = format!("the allocator vmm (SLABWISE_ALLOCATOR) maps memory page by page, and {why}; use pool, platform or async");
+        Err(Error::Device { device: name.into(), why })
+    };
+    if !device.properties().maps_pages {
+        return refused("this device cannot");
+    }
+    if settings.preallocate == Some(true) {
+        return refused("nothing is left to map where all is preallocated (SLABWISE_PREALLOCATE)");
+    }
+    match device.has_ranges() {
+        Ok(true) => Ok(()),
+        Ok(false) => refused("another session of this process has preallocated all (SLABWISE_PREALLOCATE)"),
+        Err(e) => Err(Error::Device { device: name.into(), why: e.to_string() }),
+    }
 }
 
 /// A variable of the environment that is 0 or 1, 1 by default.
