@@ -209,6 +209,33 @@ fn large_inputs_on_their_way_are_planned_bytes() {
     }
 }
 
+/// Programs of a session share the place where inputs wait; a later one that needs the room for its slab has it.
+#[test]
+fn programs_keep_one_budget_together() {
+    let Some(driver) = FakeDriver::install() else { return };
+    driver.set("maps_pages", 0);
+    let before = driver.get("live_bytes");
+    let (session, program) = large(Budget::Unlimited);
+    let whole = session.persistent_bytes() + program.plan().slab_bytes();
+    drop((session, program));
+    // Half of the inputs' bytes to spare: for a slab that is so much larger there is no room beside what waits.
+    let budget = whole + LARGE / 2;
+    let (mut session, first) = large(Bytes(budget).into());
+    assert_eq!(first.plan().persistent().landing, LARGE);
+    let trace = Trace::inference().named("larger");
+    let x = trace.input("x", F32, (2000, 256));
+    let second = session.compile(&trace, [x.exp().sum()]).expect("it fits");
+    assert_eq!(second.plan().persistent().landing, 0);
+    let bytes = session.persistent_bytes() + session.slab_bytes();
+    assert!(session.slab_bytes() > first.plan().slab_bytes() - LARGE && bytes + LARGE > budget && bytes <= budget);
+    let arenas = [session.persistent_bytes(), session.slab_bytes()].map(|bytes| bytes.next_multiple_of(256));
+    assert_eq!((driver.get("live_bytes") - before) as u64, arenas[0] + arenas[1] + 2 * 256);
+    // Both run, though inputs wait nowhere now.
+    let [sum] = session.run(&first, (Array2::<f32>::from_elem((1100, 256), 0.25), Array1::<f32>::from_elem(256, 0.5))).expect("a run");
+    assert_eq!(sum.item(), 1100.0 * 256.0);
+    assert_eq!(session.run(&second, (Array2::<f32>::zeros((2000, 256)),)).expect("a run")[0].item(), 2000.0 * 256.0);
+}
+
 #[test]
 fn a_device_without_room_for_inputs_on_their_way_copies_them_in_their_turn() {
     let Some(driver) = FakeDriver::install() else { return };

@@ -77,6 +77,7 @@ impl Device {
     /// # Panics
     /// If the lengths differ, or not just one of the regions is the host's.
     pub fn start_copy(&self, copy: usize, from: &Region, to: &Region) -> Result<()> {
+        self.ready()?;
         assert_eq!(from.bytes, to.bytes, "copy between regions of different lengths");
         let (outward, inward) = (self.is_host(to), self.is_host(from));
         assert!(outward != inward, "{from:?} is copied to {to:?}, and not just one of them is the host's");
@@ -100,6 +101,7 @@ impl Device {
     /// # Errors
     /// If there is no copy of this number, or the driver refuses.
     pub fn finish_copy(&self, copy: usize) -> Result<()> {
+        self.ready()?;
         let waited = self.stream.wait(self.ways()?.ended(copy)?);
         self.noting(waited)
     }

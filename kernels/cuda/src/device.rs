@@ -227,6 +227,14 @@ impl Device {
         self.noting(unsafe { self.stream.copy(self.address(to), self.address(from), from.bytes as usize) })
     }
 
+    /// Makes the record of faults, so that the first run takes no memory.
+    ///
+    /// # Errors
+    /// If the device has no memory for it.
+    pub fn prepare_faults(&mut self) -> Result<()> {
+        self.fault_record().map(|_| ())
+    }
+
     /// The address of the record of faults, which is made at the first need of it.
     pub(crate) fn fault_record(&mut self) -> Result<u64> {
         if self.fault == 0 {

@@ -111,10 +111,8 @@ impl Device {
     ///
     /// # Errors
     /// If one cannot be compiled or loaded.
-    pub fn load(&mut self, steps: &[&Lowered]) -> Result<Program, LoadError> {
+    pub fn load(&self, steps: &[&Lowered]) -> Result<Program, LoadError> {
         self.ready()?;
-        // Runs find it there, and take no memory of their own.
-        self.fault_record()?;
         let mut distinct: Vec<lower::Function> = Vec::new();
         let mut known: HashMap<&str, usize> = HashMap::new();
         for function in steps.iter().flat_map(|step| &step.functions) {

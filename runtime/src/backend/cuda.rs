@@ -252,6 +252,7 @@ impl Gpu {
     /// Compiles and loads a program's kernels.
     pub fn load(&mut self, name: &str, kernels: &[&Lowered], checks: Vec<Check>) -> Result<Loaded> {
         use slabwise_cuda::LoadError;
+        self.device.prepare_faults().map_err(|e| self.error(e))?;
         let program = self.device.load(kernels).map_err(|e| match e {
             LoadError::Driver(e) => self.error(e),
             other => Error::Device { device: self.name.clone(), why: format!("\"{name}\": {other}") },

@@ -193,6 +193,8 @@ impl Session {
         *used = (*used).max((slot + 1) * *stride);
         let ticket = match &mut self.memory {
             Backend::Cpu(memory) => {
+                // The thread knows slots by their regions alone.
+                let _ = number;
                 let parts = Arc::clone(parts);
                 Some(memory.start_fill(&to, Box::new(move |bytes| write(&batch, &parts, bytes, &mut |_, _, _| ()))))
             }
@@ -233,6 +235,7 @@ impl Session {
         let moves = parts.iter().filter_map(planned);
         match &mut self.memory {
             Backend::Cpu(memory) => {
+                let _ = number;
                 let from = region.part(slot * *stride, *stride);
                 ticket.into_iter().for_each(|ticket| memory.wait_for(ticket));
                 moves.for_each(|(offset, to)| memory.copy(&from.part(offset, to.bytes), &to));
