@@ -19,7 +19,7 @@ const SOURCE: &str = include_str!("../emulator/fake_libcuda.c");
 const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
 
 /// What the driver is set to before each test.
-const DEFAULTS: [(&str, i64); 9] = [
+const DEFAULTS: [(&str, i64); 10] = [
     ("devices", 1),
     ("version", 13000),
     ("total", 64 << 20),
@@ -28,6 +28,7 @@ const DEFAULTS: [(&str, i64); 9] = [
     ("multiprocessors", 4),
     ("capability", 90),
     ("order", 0),
+    ("eager", 0),
     ("library", 0),
 ];
 

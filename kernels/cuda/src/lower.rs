@@ -94,7 +94,7 @@ pub struct Lowered {
     /// Bytes of scratch memory a run needs, whatever the sizes up to the bounds; it starts at a multiple of 256.
     pub workspace: u64,
     /// What cuBLASLt computes before the launches.
-    pub(crate) product: Option<Product>,
+    pub(crate) product: Option<Box<Product>>,
     launches: Box<Launches>,
 }
 
@@ -106,7 +106,7 @@ impl Lowered {
 
     /// What of it cuBLASLt computes, as text.
     pub fn library(&self) -> Option<String> {
-        self.product.as_ref().map(Product::name)
+        self.product.as_ref().map(|product| product.name())
     }
 
     /// The launches of a run with these sizes, one after the other on one stream.

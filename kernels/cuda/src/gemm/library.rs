@@ -65,6 +65,7 @@ pub struct Product {
 }
 
 /// A product for the sizes of a run.
+#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack: a launch allocates nothing")]
 pub(crate) enum Call {
     /// It has no points.
     Nothing,
@@ -224,7 +225,7 @@ impl Product {
                 Lowered::new(vec![rest.function], workspace, launches)
             }
         };
-        lowered.product = Some(self);
+        lowered.product = Some(Box::new(self));
         Ok(lowered)
     }
 }
