@@ -8,14 +8,16 @@ use slabwise::models::{Model, OptimizerKind};
 use slabwise::nn::Linear;
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
-use slabwise::{Error, RunStats};
+use slabwise::{CompileOptions, Error, RunStats};
 use slabwise_cuda::fake::FakeDriver;
 
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
 
+/// A session that times no products: tests of that are in `cuda_tune`.
 fn session(device: Device, params: Params) -> Session {
-    Session::new(device, params).expect("a session").with_threads(1)
+    let untuned = CompileOptions { untuned: true, ..CompileOptions::default() };
+    Session::new(device, params).expect("a session").with_threads(1).with_options(untuned)
 }
 
 /// Losses of some steps of a model, and what its last run used.
