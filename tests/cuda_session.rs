@@ -8,7 +8,7 @@ use slabwise::models::{Model, OptimizerKind};
 use slabwise::nn::Linear;
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
-use slabwise::{CompileOptions, Error, RunStats};
+use slabwise::{CompileOptions, Error, RunStats, Tuning};
 use slabwise_cuda::fake::FakeDriver;
 
 const OUT_OF_MEMORY: i32 = 2;
@@ -16,7 +16,7 @@ const ILLEGAL_ADDRESS: i32 = 700;
 
 /// A session that times no products: tests of that are in `cuda_tune`.
 fn session(device: Device, params: Params) -> Session {
-    let untuned = CompileOptions { untuned: true, ..CompileOptions::default() };
+    let untuned = CompileOptions { tuning: Tuning::Off, ..CompileOptions::default() };
     Session::new(device, params).expect("a session").with_threads(1).with_options(untuned)
 }
 

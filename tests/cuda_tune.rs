@@ -6,12 +6,24 @@ use ndarray::{Array2, ArrayD};
 use slabwise::memory::MemoryConfig;
 use slabwise::optim::Sgd;
 use slabwise::prelude::*;
-use slabwise::{CompileOptions, Error};
+use slabwise::{CompileOptions, Error, Tuning};
 use slabwise_cuda::fake::FakeDriver;
 
-/// Inputs, hidden units and classes: every product with the batch is large enough to be timed.
-const SIZES: [usize; 3] = [256, 144, 144];
-const BATCH: usize = 128;
+/// Inputs, hidden units and classes.
+const SIZES: [usize; 3] = [40, 48, 32];
+const BATCH: usize = 24;
+
+/// Small products are timed as well.
+fn all() -> CompileOptions {
+    CompileOptions { tuning: Tuning::All, ..CompileOptions::default() }
+}
+
+/// A session that takes memory as it needs it.
+fn session() -> Session {
+    let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
+    let session = Session::new(Device::Cuda(0), Params::seeded(0)).and_then(|s| s.with_memory(&config)).expect("a session");
+    session.with_options(all())
+}
 
 /// The driver with a library, whose products take so many nanoseconds.
 fn installed(library: i64) -> Option<FakeDriver> {
@@ -30,7 +42,7 @@ struct Trained {
     functions: Vec<Vec<String>>,
 }
 
-/// A perceptron with a batch of up to 128, trained by some steps.
+/// A perceptron with a batch of up to 24, trained by some steps.
 fn train(device: Device, batches: &[usize], options: CompileOptions) -> Result<Trained> {
     let params = Params::seeded(5);
     let [inputs, hidden, classes] = SIZES;
@@ -61,7 +73,7 @@ fn train(device: Device, batches: &[usize], options: CompileOptions) -> Result<T
 
 fn tuned(driver: &FakeDriver, batches: &[usize]) -> Trained {
     driver.forget_picks();
-    train(Device::Cuda(0), batches, CompileOptions::default()).expect("it trains")
+    train(Device::Cuda(0), batches, all()).expect("it trains")
 }
 
 fn assert_close(got: &[f32], expected: &[f32]) {
@@ -74,14 +86,16 @@ fn assert_close(got: &[f32], expected: &[f32]) {
 #[test]
 fn the_library_is_taken_where_it_is_faster_and_trains_as_the_cpu_does() {
     let Some(driver) = installed(10_000) else { return };
+    // What is left to do after the library takes little.
+    driver.cost("gemm_parts", 10_000);
     // Sizes change and come back: a graph is recorded for each.
-    let batches = [128, 128, 77, 128, 1];
-    let expected = train(Device::Cpu, &batches, CompileOptions::default()).expect("it trains");
+    let batches = [24, 24, 13, 24, 1];
+    let expected = train(Device::Cpu, &batches, all()).expect("it trains");
     assert!(expected.libraries.iter().all(Option::is_none));
     let got = tuned(&driver, &batches);
     assert_close(&got.losses, &expected.losses);
     let multiplied = got.libraries.iter().flatten().count();
-    assert_eq!(multiplied, 5, "two products forward and three back: {:?}", got.libraries);
+    assert!(multiplied >= 4, "of two products forward and three back: {:?}", got.libraries);
     assert!(got.libraries.iter().flatten().all(|name| name == "cuBLASLt algorithm 21"), "{:?}", got.libraries);
     // The same again, and by the other algorithm of the library's, in parts that lie in the slab.
     let again = tuned(&driver, &batches);
@@ -97,15 +111,15 @@ fn the_library_is_taken_where_it_is_faster_and_trains_as_the_cpu_does() {
 #[test]
 fn our_own_kernels_are_taken_where_they_are_faster() {
     let Some(driver) = installed(100_000_000) else { return };
-    let expected = train(Device::Cpu, &[128, 50], CompileOptions::default()).expect("it trains");
-    let got = tuned(&driver, &[128, 50]);
+    let expected = train(Device::Cpu, &[24, 9], all()).expect("it trains");
+    let got = tuned(&driver, &[24, 9]);
     assert_close(&got.losses, &expected.losses);
     assert!(got.libraries.iter().all(Option::is_none), "{:?}", got.libraries);
     // Kernels in parts take two launches here, and lose.
     assert!(!got.functions.iter().flatten().any(|name| name.starts_with("gemm_parts")), "{:?}", got.functions);
     // Another time is of no account in the process: the same program becomes the same kernels.
     driver.cost("cublaslt", 1_000);
-    let again = train(Device::Cuda(0), &[128, 50], CompileOptions::default()).expect("it trains");
+    let again = train(Device::Cuda(0), &[24, 9], all()).expect("it trains");
     assert_eq!((again.functions, again.weights), (got.functions, got.weights));
 }
 
@@ -113,13 +127,13 @@ fn our_own_kernels_are_taken_where_they_are_faster() {
 fn without_timing_the_first_ranked_are_taken() {
     let Some(driver) = installed(1_000) else { return };
     driver.forget_picks();
-    let untuned = CompileOptions { untuned: true, ..CompileOptions::default() };
+    let untuned = CompileOptions { tuning: Tuning::Off, ..CompileOptions::default() };
     let events = driver.get("products");
-    let first = train(Device::Cuda(0), &[128], untuned).expect("it trains");
+    let first = train(Device::Cuda(0), &[24], untuned).expect("it trains");
     assert!(first.libraries.iter().all(Option::is_none) && driver.get("products") == events);
     // Nothing else makes it so: neither what is known nor what is faster.
-    assert!(tuned(&driver, &[128]).libraries.iter().any(Option::is_some));
-    let again = train(Device::Cuda(0), &[128], untuned).expect("it trains");
+    assert!(tuned(&driver, &[24]).libraries.iter().any(Option::is_some));
+    let again = train(Device::Cuda(0), &[24], untuned).expect("it trains");
     assert_eq!((again.functions, again.weights), (first.functions, first.weights));
 }
 
@@ -130,23 +144,22 @@ fn workspaces_of_the_library_are_planned_and_a_step_allocates_nothing() {
     driver.cost("cublaslt_23", 1_000);
     driver.forget_picks();
     let before = driver.get("live_bytes");
-    let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
-    let mut session = Session::new(Device::Cuda(0), Params::seeded(0)).and_then(|s| s.with_memory(&config)).expect("a session");
+    let mut session = session();
     let trace = Trace::inference();
-    let (a, b) = (trace.input("a", F32, (128, 256)), trace.input("b", F32, (256, 136)));
+    let (a, b) = (trace.input("a", F32, (24, 64)), trace.input("b", F32, (64, 20)));
     let program = session.compile(&trace, [a.matmul(b)]).expect("it compiles");
     assert_eq!(program.libraries(), [Some("cuBLASLt algorithm 23".to_string())]);
-    let workspace = 3 * 4 * 128 * 136;
+    let workspace = 3 * 4 * 24 * 20;
     let slab = session.slab_bytes();
-    assert!(slab >= 4 * (128 * 256 + 256 * 136 + 128 * 136) + workspace, "{slab} bytes");
-    // The slab, and the sizes of a run: of what was taken for timing nothing stays.
-    assert_eq!(driver.get("live_bytes") - before, slab.next_multiple_of(256) as i64 + 256);
-    let (a, b) = (Array2::<f32>::ones((128, 256)), Array2::<f32>::from_elem((256, 136), 0.5));
+    assert!(slab >= 4 * (24 * 64 + 64 * 20 + 24 * 20) + workspace, "{slab} bytes");
+    // The slab, the sizes of a run and the record of faults: of what was taken for timing nothing stays.
+    assert_eq!(driver.get("live_bytes") - before, slab.next_multiple_of(256) as i64 + 2 * 256);
+    let (a, b) = (Array2::<f32>::ones((24, 64)), Array2::<f32>::from_elem((64, 20), 0.5));
     let mut allocated = 0;
     for step in 0..5 {
         let products = driver.get("products");
         let [c] = session.run(&program, (&a, &b)).expect("a run");
-        assert!(c.view::<f32>().expect("f32").iter().all(|x| *x == 128.0));
+        assert!(c.view::<f32>().expect("f32").iter().all(|x| *x == 32.0));
         assert_eq!(driver.get("products") - products, 1);
         assert!(step < 2 || driver.get("allocations") == allocated, "step {step}");
         allocated = driver.get("allocations");
@@ -160,16 +173,14 @@ fn a_budget_holds_for_timing_too() {
     driver.set("maps_pages", 0);
     driver.forget_picks();
     let compile = |budget: u64| {
-        let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
-        let session = Session::new(Device::Cuda(0), Params::seeded(0)).and_then(|s| s.with_memory(&config)).expect("a session");
-        let mut session = session.with_budget(Bytes(budget));
+        let mut session = session().with_budget(Bytes(budget));
         let trace = Trace::inference();
-        let (a, b) = (trace.input("a", F32, (128, 256)), trace.input("b", F32, (256, 152)));
+        let (a, b) = (trace.input("a", F32, (24, 64)), trace.input("b", F32, (64, 28)));
         session.compile(&trace, [a.matmul(b)]).expect("it compiles").libraries()
     };
-    let touched = 4 * (128 * 256 + 256 * 152 + 128 * 152);
-    // Enough for the product, and not for the workspaces of everything that would be timed.
-    assert_eq!(compile(touched), [None]);
+    let touched = 4 * (24 * 64 + 64 * 28 + 24 * 28);
+    // Enough for the product in two parts, and not for the workspaces of everything that would be timed.
+    assert_eq!(compile(touched + 6144), [None]);
     assert!(compile(16 * touched)[0].is_some());
 }
 
@@ -177,11 +188,11 @@ fn a_budget_holds_for_timing_too() {
 fn a_library_that_fails_in_a_run_says_how_to_do_without() {
     let Some(driver) = installed(1_000) else { return };
     driver.forget_picks();
-    let mut session = Session::new(Device::Cuda(0), Params::seeded(0)).expect("a session");
+    let mut session = session();
     let trace = Trace::inference();
-    let (a, b) = (trace.input("a", F32, (128, 256)), trace.input("b", F32, (256, 160)));
+    let (a, b) = (trace.input("a", F32, (24, 64)), trace.input("b", F32, (64, 32)));
     let program = session.compile(&trace, [a.matmul(b)]).expect("it compiles");
-    let (a, b) = (Array2::<f32>::ones((128, 256)), Array2::<f32>::ones((256, 160)));
+    let (a, b) = (Array2::<f32>::ones((24, 64)), Array2::<f32>::ones((64, 32)));
     driver.fail("cublasLtMatmul", 0, 13);
     let error = session.run(&program, (&a, &b)).map(|_| ()).expect_err("it was told to fail");
     assert!(matches!(error, Error::Device { .. }), "{error}");
@@ -189,7 +200,7 @@ fn a_library_that_fails_in_a_run_says_how_to_do_without() {
         assert!(error.to_string().contains(part), "{part:?} is not in: {error}");
     }
     let [c] = session.run(&program, (&a, &b)).expect("it failed once");
-    assert!(c.view::<f32>().expect("f32").iter().all(|x| *x == 256.0));
+    assert!(c.view::<f32>().expect("f32").iter().all(|x| *x == 64.0));
 }
 
 #[cfg(feature = "cli")]

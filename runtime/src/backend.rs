@@ -66,12 +66,18 @@ impl Target {
         }
     }
 
-    /// The same without anybody who times products.
-    pub(crate) fn untuned(self) -> Target {
+    /// The same with products timed of this many multiplications and more, or none.
+    pub(crate) fn timed_from(self, worth: Option<i64>) -> Target {
         match self {
             #[cfg(feature = "cuda")]
-            Target::Cuda(target, _) => Target::Cuda(target, None),
-            cpu => cpu,
+            Target::Cuda(target, tuner) => {
+                let timed = worth.and_then(|worth| tuner.map(|tuner| slabwise_cuda::Tuner { worth, ..tuner }));
+                Target::Cuda(target, timed)
+            }
+            cpu => {
+                let _ = worth;
+                cpu
+            }
         }
     }
 }

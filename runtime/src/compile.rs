@@ -34,12 +34,23 @@ pub struct CompileOptions {
     pub shapes: Shapes,
     /// Run every kernel on the whole batch, even where a budget could be kept by running some on slices of it.
     pub unsliced: bool,
-    /// Take for each product on a CUDA device the kernel that a model of the device ranks first, rather than the fastest of a
-    /// few that are timed, cuBLASLt's among them; `SLABWISE_AUTOTUNE=0` does so for a whole process. Kernels round sums
-    /// differently.
-    pub untuned: bool,
+    /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels round sums differently.
+    pub tuning: Tuning,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after every kernel. Slow.
     pub check_memory: bool,
+}
+
+/// Which products a CUDA device computes by the fastest of a few kernels, cuBLASLt's among them, which are timed when a program is
+/// compiled. The others are computed as a model of the device ranks first, and so are all with `SLABWISE_AUTOTUNE=0`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Tuning {
+    /// Those that take longer than their launch.
+    #[default]
+    Worthwhile,
+    /// All.
+    All,
+    /// None: the same sizes give the same kernels on every machine with such a device.
+    Off,
 }
 
 /// A program as far as it can be made without memory.

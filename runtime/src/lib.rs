@@ -36,7 +36,7 @@ pub mod weights;
 
 pub use backend::Resources;
 pub use buffer::{Buffer, Donated, Output};
-pub use compile::CompileOptions;
+pub use compile::{CompileOptions, Tuning};
 pub use device::Device;
 pub use error::{Error, Result};
 pub use fit::Fit;

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 
 use crate::backend::{Backend, Target};
 use crate::buffer::{Buffer, Output};
-use crate::compile::{CompileOptions, lay_out, variable_bytes};
+use crate::compile::{CompileOptions, Tuning, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
@@ -186,7 +186,12 @@ impl Session {
     /// one wants to wait for.
     pub(crate) fn target_of(&self, graph: &Graph) -> Target {
         let target = self.target();
-        if self.options.untuned || graph.symbols.free().next().is_some() { target.untuned() } else { target }
+        match self.options.tuning {
+            Tuning::Off => target.timed_from(None),
+            _ if graph.symbols.free().next().is_some() => target.timed_from(None),
+            Tuning::All => target.timed_from(Some(1)),
+            Tuning::Worthwhile => target,
+        }
     }
 
     /// Bytes of weights and state, each rounded up to its alignment.

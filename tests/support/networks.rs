@@ -1,14 +1,14 @@
 //! Small networks to train, and what training leaves behind.
 
 use ndarray::{Array1, Array2};
-use slabwise::CompileOptions;
 use slabwise::nn::Linear;
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
+use slabwise::{CompileOptions, Tuning};
 
 /// A tenth of the searching that there is otherwise, and no products timed: programs that are compared round alike.
 pub fn quick() -> CompileOptions {
-    let mut options = CompileOptions { untuned: true, ..CompileOptions::default() };
+    let mut options = CompileOptions { tuning: Tuning::Off, ..CompileOptions::default() };
     options.planner.effort /= 10;
     options
 }
