@@ -5,6 +5,7 @@
 //! copies in the order of issue; computing goes on meanwhile, and waits only where bytes must be gone or there. The greedy
 //! looks for the idle values that relieve most for the least waiting: sent as early, fetched as late as engines allow.
 
+use super::engines::{Event, events};
 use crate::generate::Random;
 
 /// A value of a schedule that may be away while it lies idle. Steps are positions in the schedule.
@@ -34,7 +35,9 @@ pub(crate) struct Timeline {
 pub struct Transfer {
     /// Which value: that of this step in a schedule of a graph file.
     pub value: u32,
-    /// The last step that reads it before; it is sent when that has run.
+    /// The step before which its copying to the host begins, unless an earlier transfer has left a copy there.
+    pub sent: u32,
+    /// The last step that reads it before.
     pub used: u32,
     /// From this step on its bytes are free.
     pub gone: u32,
@@ -95,12 +98,7 @@ impl<'t> Offloader<'t> {
             fetched: vec![(0.0, 0.0); count],
             time: 0.0,
         };
-        let mut events: Vec<(u32, u8, u32)> = Vec::with_capacity(4 * count);
-        for (k, t) in (0u32..).zip(&self.transfers) {
-            events.extend([(t.used + 1, 0, k), (t.gone, 1, k), (t.back, 2, k), (t.read, 3, k)]);
-        }
-        events.sort_unstable();
-        let mut events = events.into_iter().peekable();
+        let mut events = events(&self.transfers).into_iter().peekable();
         let (mut now, mut engine_out, mut engine_in) = (0.0f64, 0.0f64, 0.0f64);
         for p in 0..=self.timeline.costs.len() {
             while let Some((_, what, k)) = events.next_if(|e| e.0 as usize == p) {
@@ -108,18 +106,18 @@ impl<'t> Offloader<'t> {
                 let long = self.bytes(t) as f64 * self.link;
                 let k = k as usize;
                 match what {
-                    0 if self.is_on_host(t) => run.out[k] = now,
-                    0 => {
+                    Event::Send if self.is_on_host(t) => run.out[k] = now,
+                    Event::Send => {
                         engine_out = engine_out.max(now) + long;
                         run.out[k] = engine_out;
                     }
-                    1 => now = now.max(run.out[k]),
-                    2 => {
+                    Event::Sent => now = now.max(run.out[k]),
+                    Event::Fetch => {
                         let begin = engine_in.max(now);
                         engine_in = begin + long;
                         run.fetched[k] = (begin, engine_in);
                     }
-                    _ => now = now.max(run.fetched[k].1),
+                    Event::Fetched => now = now.max(run.fetched[k].1),
                 }
             }
             run.start.push(now);
@@ -227,7 +225,7 @@ impl<'t> Offloader<'t> {
                 // Gone for longer, whoever has to wait.
                 Some(t) => (Transfer { gone: t.gone.min(at), back: t.back.max(at + 1), ..*t }, 0.0),
                 None if bytes > left && !self.transfers.iter().any(|t| t.value == k) => continue,
-                None => self.place(run, Transfer { value: k, used, gone: at, back: at + 1, read }, bytes),
+                None => self.place(run, Transfer { value: k, sent: used + 1, used, gone: at, back: at + 1, read }, bytes),
             };
             if patient && waiting > 0.0 {
                 continue;
