@@ -229,7 +229,7 @@ impl Engines {
             now += costs[p as usize] as f64 + self.wait[p as usize];
         }
         // What is read before anything ran.
-        self.void.extend(self.waiting.drain(..));
+        self.void.append(&mut self.waiting);
     }
 
     /// How long the schedule takes with the transfers.
