@@ -7,6 +7,9 @@
 //! begins before the copy. So nothing is sent too late or fetched too early for lack of looking, and one plan takes two walks
 //! along the schedule.
 
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
