@@ -42,10 +42,11 @@ const ALONE: f64 = 0.3;
 const STARTS: usize = 12;
 const STARTED: f64 = 0.5;
 
-/// The fastest schedule found that fits `budget` where moving a byte takes `link`; never slower than recomputation alone is,
-/// searched for in a part of the time.
+/// The fastest schedule found that fits `budget` where moving a byte takes `link`; never slower than recomputation alone,
+/// which comes first and is given all of the rounds or a part of the time. If none was found that fits, the fastest found of
+/// the smallest peak found.
 pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64, clock: &mut Clock, seed: u64) -> Combined {
-    let alone = search(net, orders, budget, &mut clock.slice(ALONE), seed);
+    let alone = search(net, orders, budget, &mut clock.part(ALONE), seed);
     let best = Combined::of(alone.clone());
     if alone.peak <= budget && alone.cost == net.base_cost {
         return best;
@@ -54,25 +55,27 @@ pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64
     let mut search = Search::new(&fetching, &alone.order, budget, seed ^ 0x6f66_666c_6f61_6421);
     search.transit = Some(Transit::new(link));
     let mut starts = Vec::new();
+    if alone.peak <= budget {
+        starts.push(alone.clone());
+    }
     for k in 0..STARTS {
+        search.repairer.until = clock.at(if starts.is_empty() { 1.0 } else { STARTED });
         if !starts.is_empty() && clock.progress() > STARTED {
             break;
         }
         let noise = if k < orders.len() { 0.0 } else { 1.0 };
         starts.extend(search.start(&orders[k % orders.len()], noise, k % 2 == 1));
     }
-    if alone.peak <= budget {
-        starts.push(alone);
-    }
     if starts.is_empty() {
         let mut least = Found::of(&search.tape);
+        least = if alone.peak < least.peak { alone } else { least };
         search.squeeze(&mut least, clock);
-        if least.peak > budget {
-            // Part of the way is better than nothing.
-            let part = search.settle(&least, net);
-            return if part.beats(&best, budget) { part } else { best };
-        }
-        starts.push(least);
+        search.relax(least.peak);
+        search.tape.load(&least.order);
+        starts.extend(search.found());
+    }
+    if starts.is_empty() {
+        return best;
     }
     let begin = clock.progress().min(0.9);
     let found = search.anneals(starts, orders, clock, begin);

@@ -64,9 +64,6 @@ pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mu
     search.anneals(starts, orders, clock, 0.0)
 }
 
-/// Parts of the time that the engines need for a byte, as what fetching it may be taken to cost.
-const PRICES: [f64; 5] = [0.01, 0.05, 0.2, 0.6, 1.5];
-
 pub(super) struct Search<'n> {
     budget: i64,
     pub tape: Tape<'n>,
@@ -154,11 +151,18 @@ impl<'n> Search<'n> {
         Some(Found { time, ..Found::of(&self.tape) })
     }
 
-    /// Lets the next repair fetch values, if they may be, as if that were dear or cheap: what it costs to keep the engines busy
-    /// depends on all the rest.
+    /// From now on a peak of this many bytes will do, if that is more than the budget.
+    pub fn relax(&mut self, peak: i64) {
+        self.budget = self.budget.max(peak);
+        self.repairer.budget = self.budget;
+    }
+
+    /// Lets the next repair fetch values, if they may be, as if that were dear, cheap or free: what it costs to keep the engines
+    /// busy depends on all the rest.
     fn fetch_at_some_price(&mut self) {
         if let Some(transit) = &self.transit {
-            let part = PRICES[self.random.below(PRICES.len() as u64) as usize];
+            // From a thousandth of the time that a byte takes to more than all of it.
+            let part = if self.random.below(6) == 0 { 0.0 } else { 1.5 * (-7.0 * self.random.unit()).exp() };
             self.repairer.fetching = Some(part * transit.link());
         }
     }
