@@ -48,7 +48,7 @@ pub fn build() -> Result<(PathBuf, PathBuf), EmulatorError> {
     let (object, functions) = (folder.join(format!("{name}.so")), folder.join("functions"));
     fs::create_dir_all(&functions).map_err(io(&functions))?;
     if !object.exists() {
-        let sources = folder.join(format!("{name}-{}", std::process::id()));
+        let sources = emulator::beside(&object);
         fs::create_dir_all(&sources).map_err(io(&sources))?;
         let source = sources.join("fake_libcuda.c");
         fs::write(sources.join("abi.h"), ABI).map_err(io(&sources))?;
