@@ -13,13 +13,13 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::Transfer;
-
 /// An idle stretch of a value that it is to spend on the host. Steps are positions in the schedule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Absence {
-    /// The value, by the step that completes it.
+    /// Which value.
     pub value: u32,
+    /// The step that completes it.
+    pub made: u32,
     /// The last step that reads it before.
     pub used: u32,
     /// The step that reads it next.
@@ -27,6 +27,23 @@ pub(crate) struct Absence {
     pub bytes: i64,
     /// An earlier absence has left a copy on the host.
     pub is_on_host: bool,
+}
+
+/// One value away from the device for a while. Steps are positions in the schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Transfer {
+    /// Which value: that of this step in a schedule of a graph file.
+    pub value: u32,
+    /// The step before which its copying to the host begins, unless an earlier transfer has left a copy there.
+    pub sent: u32,
+    /// The last step that reads it before.
+    pub used: u32,
+    /// From this step on its bytes are free.
+    pub gone: u32,
+    /// From this step on its bytes are taken again.
+    pub back: u32,
+    /// The step that reads it next.
+    pub read: u32,
 }
 
 /// What happens to a transfer before a step, in this order.
@@ -66,7 +83,7 @@ pub(crate) struct Engines {
     done: Vec<f64>,
     /// Absences that have begun, seen from either end, but whose bytes are not free yet.
     waiting: Vec<u32>,
-    by_value: Vec<u32>,
+    by_made: Vec<u32>,
     by_read: Vec<u32>,
     queue: BinaryHeap<Reverse<u32>>,
     /// By step: the bytes with what is not gone yet, and how long computing waits before it.
@@ -114,9 +131,9 @@ impl Engines {
 
     /// Walks forwards: when each copy to the host is issued and over, and what steps wait for.
     fn send(&mut self, costs: &[u64], need: &[i64], budget: i64, absences: &[Absence], most: f64) -> Option<()> {
-        self.by_value.clear();
-        self.by_value.extend((0..absences.len() as u32).filter(|&k| !absences[k as usize].is_on_host));
-        self.by_value.sort_unstable_by_key(|&k| absences[k as usize].value);
+        self.by_made.clear();
+        self.by_made.extend((0..absences.len() as u32).filter(|&k| !absences[k as usize].is_on_host));
+        self.by_made.sort_unstable_by_key(|&k| absences[k as usize].made);
         self.queue.clear();
         self.waiting.clear();
         self.need.clear();
@@ -125,7 +142,7 @@ impl Engines {
         let (mut now, mut engine, mut held) = (0.0f64, 0.0f64, 0i64);
         for (p, (&cost, &need)) in (0u32..).zip(costs.iter().zip(need)) {
             let begin = now;
-            while let Some(&k) = self.by_value.get(made).filter(|&&k| absences[k as usize].value < p) {
+            while let Some(&k) = self.by_made.get(made).filter(|&&k| absences[k as usize].made < p) {
                 self.queue.push(Reverse(k));
                 made += 1;
             }

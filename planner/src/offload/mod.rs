@@ -15,8 +15,8 @@ mod engines;
 mod transfers;
 mod within;
 
+pub use engines::Transfer;
 pub(crate) use engines::{Absence, Engines, Event, events};
-pub use transfers::Transfer;
 use transfers::{Offloader, Timeline, Value};
 pub use within::{Trip, WithLink, plan_with_link};
 

@@ -97,7 +97,7 @@ impl Transit {
             let bytes = net.bytes[value as usize];
             // Room is taken when the copy begins, wherever the tape says.
             self.need[step(p) as usize..read as usize].iter_mut().for_each(|need| *need -= bytes);
-            self.sorted.push((Absence { value: made, used, read, bytes, is_on_host }, tape.sequence[p as usize]));
+            self.sorted.push((Absence { value: made, made, used, read, bytes, is_on_host }, tape.sequence[p as usize]));
         }
         self.sorted.sort_unstable_by_key(|(a, _)| (a.used, a.value));
         self.absences.clear();

@@ -25,7 +25,7 @@ impl Case {
             let read = used + 2 + below(steps - 2 - u64::from(used)) as u32;
             let value = below(u64::from(used) + 1) as u32;
             if absences.iter().all(|a| a.value != value) {
-                absences.push(Absence { value, used, read, bytes: 1 + below(5) as i64, is_on_host: false });
+                absences.push(Absence { value, made: value, used, read, bytes: 1 + below(5) as i64, is_on_host: false });
             }
         }
         absences.sort_by_key(|a| a.used);
