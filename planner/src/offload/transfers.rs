@@ -88,16 +88,16 @@ impl<'t> Offloader<'t> {
     /// Adds absences, but not that of `without`, until the schedule fits or none is left to add; the time then, unless it is
     /// more than `most`.
     fn fill(&mut self, dear: f64, most: f64, without: Option<Absence>) -> Option<f64> {
-        let mut time = self.time();
+        let mut time = self.estimate();
         while let Some(worst) = self.worst() {
             let Some(absence) = self.choose(worst, time, dear, without) else { break };
             self.put(absence);
-            time = self.time();
+            time = self.estimate();
             if time > most {
                 return None;
             }
         }
-        Some(time)
+        Some(self.time())
     }
 
     /// Sends others instead of one where that takes less than `time`; the time then.
@@ -152,16 +152,32 @@ impl<'t> Offloader<'t> {
     fn time(&mut self) -> f64 {
         loop {
             let planned = self.engines.plan(&self.timeline.costs, &self.need, self.budget, &self.absences, f64::INFINITY);
-            if self.engines.void.is_empty() {
+            let void = self.void();
+            if void.is_empty() {
                 return planned.unwrap_or(f64::INFINITY);
             }
-            let mut void = std::mem::take(&mut self.engines.void);
-            void.sort_unstable();
-            void.dedup();
             for &at in void.iter().rev() {
                 self.take(at as usize);
             }
         }
+    }
+
+    /// What it takes within what is needed so far, if that is more than the budget. Who need not go yet stays.
+    fn estimate(&mut self) -> f64 {
+        let kept = (self.absences.clone(), self.need.clone(), self.budget);
+        self.budget = self.need.iter().fold(self.budget, |most, &need| most.max(need));
+        let time = self.time();
+        (self.absences, self.need, self.budget) = kept;
+        self.flag();
+        time
+    }
+
+    /// Which absences the engines had no time for, or no need.
+    fn void(&mut self) -> Vec<u32> {
+        let mut void = std::mem::take(&mut self.engines.void);
+        void.sort_unstable();
+        void.dedup();
+        void
     }
 
     /// What to send to relieve step `at`, where the schedule takes `time` now.
@@ -189,16 +205,16 @@ impl<'t> Offloader<'t> {
         ranked.truncate(TRIED);
         let mut best: Option<(f64, Absence)> = None;
         for (_, relief, absence) in ranked {
-            let before = (self.absences.clone(), self.need.clone());
             self.put(absence);
-            let longer = (self.time() - time).max(0.0);
-            (self.absences, self.need) = before;
+            let longer = (self.estimate() - time).max(0.0);
+            if let Some(at) = self.absences.iter().position(|a| (a.value, a.used) == (absence.value, absence.used)) {
+                self.take(at);
+            }
             let score = relief / (longer + dear * absence.bytes as f64 * self.engines.link + 1.0);
             if best.is_none_or(|b| b.0 < score) {
                 best = Some((score, absence));
             }
         }
-        self.flag();
         best.map(|b| b.1)
     }
 
