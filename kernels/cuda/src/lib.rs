@@ -24,5 +24,5 @@ pub use device::{Device, Fault, usable};
 pub use gemm::{Candidate, candidates};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
 pub use program::{Launch, LoadError, Program, workspace_bytes};
-pub use source::{PRELUDE, Together, lower, lower_many};
+pub use source::{PRELUDE, Together, lower, lower_many, shared_name};
 pub use space::{Limits, Usage as MemoryUsage};

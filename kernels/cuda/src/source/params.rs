@@ -98,9 +98,9 @@ impl Params {
         format!("{ty}* const {name} = reinterpret_cast<{ty}*>({});\n", self.address(Word::Argument(argument as u16)))
     }
 
-    /// A size: its number where it is known.
+    /// A size: its number where it is known, unless specs of other sizes share the function.
     pub fn size(&mut self, size: Size) -> String {
-        match size.as_fixed() {
+        match size.as_fixed().filter(|n| self.together.is_none() || (0..=1).contains(n)) {
             Some(n) if self.wide => format!("{n}ll"),
             Some(n) => n.to_string(),
             None => format!("idx({})", self.named(Slot::Size(size))),
