@@ -9,6 +9,8 @@ mod prefetch;
 mod shared;
 mod slots;
 mod steps;
+#[cfg(feature = "cuda")]
+mod together;
 mod values;
 
 use std::collections::HashMap;

@@ -6,6 +6,7 @@ use slabwise_kernels::spec::{Body, Operand};
 use smallvec::SmallVec;
 
 use super::Session;
+use super::together::groups;
 use crate::backend::{Backend, Check, Kernel};
 use crate::error::{Error, Mistake, Result};
 use crate::program::{Compiled, Place};
@@ -15,9 +16,10 @@ impl Session {
     pub(crate) fn load_program(&mut self, inner: &mut Compiled) -> Result<()> {
         self.reserve_sizes()?;
         let Backend::Cuda(gpu) = &mut self.memory else { return Ok(()) };
+        let groups = if self.options.ungrouped { Vec::new() } else { groups(inner, gpu.target())? };
         let mut kernels = Vec::with_capacity(inner.steps.len());
         let mut checks = Vec::new();
-        for step in &inner.steps {
+        for (at, step) in inner.steps.iter().enumerate() {
             let Some(Kernel::Cuda(spec, kernel)) = step.kernel() else {
                 return Err(Error::Internal(format!("{} was prepared for another device", step.name)));
             };
@@ -32,10 +34,11 @@ impl Session {
                         .position(|i| i.buffer == Some(buffer) && crate::shape::elements(&i.dims) == crate::shape::elements(&spec.dims)),
                     _ => None,
                 };
-                checks.push(Check { mistake, limit: check.limit, input });
+                let (of, is_length) = (inner.indices_of(at).to_string(), step.binds.is_some());
+                checks.push(Check { mistake, step: at as u32, of, is_length, limit: check.limit, input });
             }
         }
-        inner.loaded = Some(gpu.load(&inner.name, &kernels, checks)?);
+        inner.loaded = Some(gpu.load(&inner.name, &kernels, groups, checks)?);
         let staged: u64 = inner.inputs.iter().filter_map(|i| i.buffer).map(|b| inner.buffers[b].place.bytes).sum();
         // Each starts at a multiple of 16 bytes.
         gpu.prepare_inputs(staged + self.sizes.bytes)
