@@ -297,6 +297,18 @@ impl Backend {
         }
     }
 
+    /// Makes a program the one whose faults are met from here on, in runs of these sizes.
+    pub fn start(&mut self, loaded: Option<&Loaded>, sizes: &Env) -> Result<()> {
+        match (self, loaded) {
+            #[cfg(feature = "cuda")]
+            (Backend::Cuda(gpu), Some(loaded)) => gpu.start(loaded, sizes),
+            _ => {
+                let _ = sizes;
+                Ok(())
+            }
+        }
+    }
+
     /// Runs one kernel of a program, on all of a batch or on a slice of it, or asks for it to be run.
     #[allow(clippy::too_many_arguments)]
     pub fn run(

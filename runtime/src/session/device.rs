@@ -46,8 +46,8 @@ impl Session {
 
     /// Does the whole run by one call, where that can be: `false` if its kernels are to be run one by one.
     pub(super) fn run_recorded(&mut self, inner: &Compiled, slab: Region, fed: &[Option<Region>], env: &Env) -> Result<bool> {
+        self.memory.start(inner.loaded.as_ref(), env)?;
         let (Backend::Cuda(gpu), Some(loaded)) = (&mut self.memory, &inner.loaded) else { return Ok(false) };
-        gpu.start(loaded, env)?;
         if self.profile.is_some() || self.recording.is_some() || inner.guard > 0 || inner.finds || !gpu.graphs {
             return Ok(false);
         }
