@@ -5,7 +5,6 @@
 #[allow(dead_code)] // not every test needs all of it
 mod builder;
 mod common;
-#[allow(dead_code)] // some of its ways of judging are for products alone
 mod products;
 
 use builder::Builder;
