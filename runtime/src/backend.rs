@@ -3,8 +3,10 @@
 //! On the CPU both are at hand. What lies on another device is reached by copies: [`Backend::look`] and [`Backend::edit`]
 //! show a region as host memory wherever it lies.
 
+mod copies;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod pool;
 
 use slabwise_kernels::cpu::{self, Config, Fault, SpecError, Team};
 use slabwise_kernels::memory::{Memory, Region};
@@ -14,11 +16,11 @@ use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::{Check, Gpu, Group, Loaded};
+pub(crate) use cuda::{Check, Gpu, Group, Loaded, Recorded};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::memory::{MemoryConfig, MemoryInfo, Range, Refused, Source, Stream};
+use crate::memory::MemoryConfig;
 
 /// What kernels are prepared for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -165,15 +167,6 @@ impl Backend {
         }
     }
 
-    /// The same, to change: where copies are made by a thread of the host's.
-    pub fn host_mut(&mut self) -> Option<&mut Memory> {
-        match self {
-            Backend::Cpu(memory) => Some(memory),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => None,
-        }
-    }
-
     /// An arena of zeros for what the error would name.
     pub fn reserve(&mut self, bytes: u64, what: &str) -> Result<Region> {
         match self {
@@ -286,6 +279,39 @@ impl Backend {
                 slot.copy_from_slice(&i32::try_from(size).unwrap_or(i32::MAX).to_ne_bytes());
             }
         })
+    }
+
+    /// The bytes that an input of so many takes on its way, beside those that it is planned at.
+    pub fn landing_bytes(&self, input: u64) -> u64 {
+        match self {
+            Backend::Cpu(_) => {
+                let _ = input;
+                0
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => slabwise_cuda::landing_bytes(input),
+        }
+    }
+
+    /// Makes the place for large inputs on their way this large; `false` if the device has not so much memory.
+    pub fn set_landing(&mut self, bytes: u64) -> Result<bool> {
+        match self {
+            Backend::Cpu(_) => {
+                let _ = bytes;
+                Ok(true)
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.set_landing(bytes),
+        }
+    }
+
+    /// Bytes for inputs on their way; those that the last run used.
+    pub fn landing(&self) -> (u64, u64) {
+        match self {
+            Backend::Cpu(_) => (0, 0),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => (gpu.device.landing(), gpu.device.landed()),
+        }
     }
 
     /// Ends what [`Backend::begin_inputs`] began.
@@ -416,65 +442,4 @@ fn scratch(bytes: u64) -> Result<(Memory, Region)> {
 /// The error for memory the host refused.
 fn refused(what: &str, e: slabwise_kernels::memory::OutOfMemory) -> Error {
     Error::OutOfMemory { what: what.into(), bytes: Bytes(e.bytes), more: String::new() }
-}
-
-/// Memory for the pool. All work of a session is one stream's, in order; so nothing has to be waited for before memory that
-/// stays within it is used again, and a device waits by itself before it gives memory back.
-impl Source for Backend {
-    fn info(&mut self) -> MemoryInfo {
-        match self {
-            Backend::Cpu(memory) => memory.info(),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.info(),
-        }
-    }
-
-    fn reserve(&mut self, bytes: u64) -> Result<u32, Refused> {
-        match self {
-            Backend::Cpu(memory) => Source::reserve(memory, bytes),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.device.reserve(bytes).map(|region| region.arena).map_err(|_| Refused { bytes }),
-        }
-    }
-
-    fn release(&mut self, arena: u32) {
-        Backend::release(self, arena);
-    }
-
-    fn range(&mut self, bytes: u64) -> Option<Range> {
-        match self {
-            Backend::Cpu(memory) => memory.range(bytes),
-            // The reservation is a range already.
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => None,
-        }
-    }
-
-    fn map(&mut self, _pages: Region) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn unmap(&mut self, _pages: Region) {}
-
-    fn remap(&mut self, _from: Region, _to: Region) {}
-
-    fn copy(&mut self, _stream: Stream, from: Region, to: Region) {
-        // A device that is lost says so at the next call that can fail.
-        let _ = Backend::copy(self, &from, &to);
-    }
-
-    fn completed(&mut self, _stream: Stream) -> u64 {
-        u64::MAX
-    }
-
-    fn synchronize(&mut self, _stream: Stream, _sequence: u64) {}
-
-    fn now(&mut self) -> std::time::Duration {
-        Memory::new().now()
-    }
-
-    fn preallocates(&self) -> bool {
-        // What a device takes ahead, its reservation takes.
-        false
-    }
 }

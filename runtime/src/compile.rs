@@ -78,7 +78,8 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
         within::Fitted { scheduled, offsets, again } = fitted;
     }
     let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
-    let mut persistent = Persistent { ahead, ..Persistent::default() };
+    let landing = session.landing_within(&scheduled, room, offsets.height, ahead);
+    let mut persistent = Persistent { ahead, landing, ..Persistent::default() };
     for info in &graph.variables {
         *(if info.is_param { &mut persistent.weights } else { &mut persistent.state }) += variable_bytes(&graph, info)?;
     }
@@ -106,6 +107,7 @@ pub(crate) fn link(session: &mut Session, laid: Laid, started: Instant) -> Resul
     session.budget.settle(room);
     let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.options.shapes.lend, session.id)?;
     session.load_program(&mut compiled)?;
+    session.prepare_landing(&mut compiled, room)?;
     session.prepare_copies(&compiled)?;
     compiled.ring = session.open_slots(&compiled)?;
     compiled.plan.set_compile_seconds(started.elapsed().as_secs_f64());

@@ -455,6 +455,13 @@ impl Compiled {
         let Planned { offset, bytes } = self.buffers[buffer].place;
         space.part(offset, bytes)
     }
+
+    /// The regions that a copy is from and to, in a run of these sizes; `place` tells where buffers lie.
+    pub fn copy_between(&self, copy: usize, sizes: &Env, place: impl Fn(usize) -> Region) -> [Region; 2] {
+        let Copied { from, to } = self.copies[copy];
+        let bytes = self.buffers[from].bytes_at(sizes);
+        [from, to].map(|buffer| place(buffer).part(0, bytes))
+    }
 }
 
 impl Step {

@@ -6,6 +6,7 @@ mod device;
 mod measure;
 mod outputs;
 mod prefetch;
+mod room;
 mod shared;
 mod slots;
 mod steps;
@@ -85,7 +86,7 @@ pub struct Session {
     /// What programs send to the host lies here.
     host: Option<Region>,
     /// The copies that a run has started.
-    tickets: Vec<Ticket>,
+    tickets: Vec<Option<Ticket>>,
     sizes: Region,
     pub(crate) budget: Allowance,
     pub(crate) offload: Option<Offload>,
@@ -276,7 +277,7 @@ impl Session {
         if let Some(old) = self.slab.take() {
             self.memory.release(old.arena);
         }
-        let slab = self.memory.reserve(bytes, &format!("the slab of \"{}\"", inner.name));
+        let slab = self.reserve(bytes, &format!("the slab of \"{}\"", inner.name));
         self.slab = Some(slab.map_err(|e| inner.plan.with_holders(e))?);
         Ok(())
     }
@@ -315,7 +316,7 @@ impl Session {
         let sized = self.fresh(graph)?;
         let total = self.room_for(&sized)?;
         if total > 0 {
-            let arena = self.memory.reserve(total, "weights and state")?;
+            let arena = self.reserve(total, "weights and state")?;
             let (first, mut at) = (self.variables.len(), 0);
             for (info, bytes) in sized {
                 let region = arena.part(at, bytes);

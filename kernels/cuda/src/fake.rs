@@ -16,7 +16,7 @@ use crate::nvrtc;
 const SOURCE: &str = include_str!("../emulator/fake_libcuda.c");
 
 /// What the driver is set to before each test.
-const DEFAULTS: [(&str, i64); 8] = [
+const DEFAULTS: [(&str, i64); 9] = [
     ("devices", 1),
     ("version", 13000),
     ("total", 64 << 20),
@@ -25,6 +25,7 @@ const DEFAULTS: [(&str, i64); 8] = [
     ("multiprocessors", 4),
     ("capability", 90),
     ("order", 0),
+    ("eager", 0),
 ];
 
 /// The driver, for one test at a time: what it is set to and what it counts is of the whole process.

@@ -71,6 +71,24 @@ pub struct Launch<'a> {
     pub workspace: Region,
 }
 
+/// One thing that a recorded run does.
+#[derive(Clone, Copy, Debug)]
+pub enum Work<'a> {
+    /// It runs a kernel.
+    Launch(Launch<'a>),
+    /// It starts a copy, see [`Device::start_copy`].
+    Start {
+        /// The number of the copy.
+        copy: usize,
+        /// What is copied.
+        from: Region,
+        /// Where to.
+        to: Region,
+    },
+    /// It waits for the copy of this number.
+    Finish(usize),
+}
+
 /// Bytes of workspace that a kernel is planned with: what it needs, and what aligning it may cost.
 pub fn workspace_bytes(kernel: &Lowered) -> u64 {
     if kernel.workspace == 0 { 0 } else { kernel.workspace + WORKSPACE_ALIGN }
@@ -149,21 +167,25 @@ impl Device {
         self.noting(replayed).map(|()| true)
     }
 
-    /// Records a run's kernels under a key, without doing them. `checked` says whether one of them looks for indices out of
-    /// range; then the run ends with a look at what was found.
+    /// Records a run under a key, without doing it; copies become branches of the graph. `checked` says whether a kernel looks
+    /// for indices out of range; then the run ends with a look at what was found.
     pub fn record<'a>(
         &mut self,
         program: &Program,
         key: &[u64],
         env: &Env,
         checked: bool,
-        launches: impl Iterator<Item = Launch<'a>>,
+        work: impl Iterator<Item = Work<'a>>,
     ) -> Result<(), DriverError> {
         self.ready()?;
         let fault = self.fault_record()?;
         let captured = self.stream.capture(|| {
-            for launch in launches {
-                self.submit(program, fault, env, &launch)?;
+            for piece in work {
+                match piece {
+                    Work::Launch(launch) => self.submit(program, fault, env, &launch)?,
+                    Work::Start { copy, from, to } => self.start_copy(copy, &from, &to)?,
+                    Work::Finish(copy) => self.finish_copy(copy)?,
+                }
             }
             if checked { self.look_for_faults() } else { Ok(()) }
         });

@@ -44,7 +44,7 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
     let mut best: Option<Fitted> = None;
     let mut floor = u64::MAX;
     for (scheduled, offsets) in candidates {
-        let found = match session.offload() {
+        let found = match session.offload {
             Some(offload) => plan_with_link(&scheduled.dag, offsets, room, &link(offload), options),
             None => plan_within(&scheduled.dag, offsets, room, options).map(|found| WithLink::without_copies(&scheduled.dag, found)),
         };
