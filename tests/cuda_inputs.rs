@@ -103,6 +103,7 @@ fn batches_may_be_given_by_hand_and_steps_run_between() {
     }
     for eager in [0, 1] {
         driver.set("eager", eager);
+        let recorded = driver.get("captures");
         let (mut session, program) = open(3, Budget::Unlimited).expect("it compiles");
         session.prefetch(&program, all[1].clone()).expect("a free slot");
         session.prefetch(&program, all[3].clone()).expect("a free slot");
@@ -115,6 +116,7 @@ fn batches_may_be_given_by_hand_and_steps_run_between() {
             found.push(session.run_prefetched(&program).expect("a step")[0].item().to_bits());
         }
         assert_eq!(found, expected, "eager {eager}");
+        assert_eq!(driver.get("captures") - recorded, 3, "one graph for each length, however a batch came");
         let none = session.run_prefetched(&program).err().expect("nothing there").to_string();
         assert!(none.contains("no batch was prefetched"), "{none}");
         // A session that is dropped waits for what is under way.

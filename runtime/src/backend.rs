@@ -23,14 +23,23 @@ use crate::error::{Error, Result};
 use crate::memory::MemoryConfig;
 
 /// What kernels are prepared for.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Target {
     /// The CPU.
     Cpu(Config),
-    /// A CUDA device.
+    /// A CUDA device, and who times products there, if somebody does.
     #[cfg(feature = "cuda")]
-    Cuda(slabwise_cuda::Target),
+    Cuda(slabwise_cuda::Target, Option<slabwise_cuda::Tuner>),
 }
+
+/// How a spec is computed, where there is a choice.
+#[cfg(feature = "cuda")]
+pub(crate) use slabwise_cuda::Choice;
+
+/// Without the feature there is no choice.
+#[cfg(not(feature = "cuda"))]
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Choice;
 
 impl Target {
     /// Whether products take halves as they are; the CPU has kernels for f32 alone.
@@ -38,7 +47,31 @@ impl Target {
         match self {
             Target::Cpu(_) => false,
             #[cfg(feature = "cuda")]
-            Target::Cuda(_) => true,
+            Target::Cuda(..) => true,
+        }
+    }
+
+    /// How each of a program's specs is best computed. `guarded` as for [`Kernel::new`].
+    pub(crate) fn choose(&self, specs: &[(&Spec, bool)], bounds: &Env) -> Vec<Choice> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Target::Cuda(target, Some(tuner)) => {
+                let of = |&(spec, guarded): &(_, bool)| (spec, slabwise_cuda::Target { guarded, ..*target });
+                tuner.choose(&specs.iter().map(of).collect::<Vec<_>>(), bounds)
+            }
+            _ => {
+                let _ = bounds;
+                vec![Choice::default(); specs.len()]
+            }
+        }
+    }
+
+    /// The same without anybody who times products.
+    pub(crate) fn untuned(self) -> Target {
+        match self {
+            #[cfg(feature = "cuda")]
+            Target::Cuda(target, _) => Target::Cuda(target, None),
+            cpu => cpu,
         }
     }
 }
@@ -54,16 +87,16 @@ pub enum Kernel {
 
 impl Kernel {
     /// Prepares a spec. `guarded`: it stores to weights or state, which it must not if an index was out of range before it.
-    pub fn new(spec: Spec, bounds: &Env, target: &Target, guarded: bool) -> Result<Kernel, SpecError> {
+    pub(crate) fn new(spec: Spec, bounds: &Env, target: &Target, guarded: bool, choice: &Choice) -> Result<Kernel, SpecError> {
         match target {
             // On the CPU a run has stopped by then.
             Target::Cpu(config) => {
-                let _ = guarded;
+                let _ = (guarded, choice);
                 cpu::Kernel::new(spec, bounds, config).map(|kernel| Kernel::Cpu(Box::new(kernel)))
             }
             #[cfg(feature = "cuda")]
-            Target::Cuda(target) => {
-                let lowered = slabwise_cuda::lower(&spec, bounds, &slabwise_cuda::Target { guarded, ..*target })?;
+            Target::Cuda(target, _) => {
+                let lowered = slabwise_cuda::lower_as(&spec, bounds, &slabwise_cuda::Target { guarded, ..*target }, choice)?;
                 Ok(Kernel::Cuda(Box::new(spec), lowered))
             }
         }
@@ -75,6 +108,15 @@ impl Kernel {
             Kernel::Cpu(kernel) => kernel.workspace(),
             #[cfg(feature = "cuda")]
             Kernel::Cuda(_, lowered) => slabwise_cuda::workspace_bytes(lowered),
+        }
+    }
+
+    /// What of it a library of NVIDIA's computes.
+    pub(crate) fn library(&self) -> Option<String> {
+        match self {
+            Kernel::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
+            Kernel::Cuda(_, lowered) => lowered.library(),
         }
     }
 
@@ -100,6 +142,8 @@ impl Kernel {
 /// What a kernel's function uses of a GPU's multiprocessor, as its assembler says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
+    /// The function's name, which says what kind of kernel it is.
+    pub function: String,
     /// Registers of a thread.
     pub registers: u32,
     /// Bytes that a thread writes to memory because it has too few registers.
@@ -149,12 +193,15 @@ impl Backend {
         }
     }
 
-    /// What kernels are prepared for.
-    pub fn target(&self, config: Config) -> Target {
+    /// What kernels are prepared for. Where products are timed that takes at most `room` bytes.
+    pub fn target(&self, config: Config, room: Option<u64>) -> Target {
         match self {
-            Backend::Cpu(_) => Target::Cpu(config),
+            Backend::Cpu(_) => {
+                let _ = room;
+                Target::Cpu(config)
+            }
             #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => Target::Cuda(gpu.target()),
+            Backend::Cuda(gpu) => Target::Cuda(gpu.target(), gpu.tuner(room)),
         }
     }
 

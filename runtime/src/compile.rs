@@ -37,6 +37,10 @@ pub struct CompileOptions {
     /// Launch every kernel by itself, even where a CUDA device could do several small ones, such as an optimizer's updates, by one
     /// launch without moving a byte of the plan.
     pub ungrouped: bool,
+    /// Take for each product on a CUDA device the kernel that a model of the device ranks first, rather than the fastest of a
+    /// few that are timed, cuBLASLt's among them; `SLABWISE_AUTOTUNE=0` does so for a whole process. Kernels round sums
+    /// differently.
+    pub untuned: bool,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after every kernel. Slow.
     pub check_memory: bool,
 }
@@ -67,7 +71,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     log::debug!("{name}: graph\n{graph}{name}: kernels\n{clusters}");
     let tasks = lower(&clusters).map_err(internal)?;
     let guard = if options.check_memory { GUARD } else { 0 };
-    let mut scheduled = schedule(&graph, tasks, &session.target(), guard).map_err(internal)?;
+    let mut scheduled = schedule(&graph, tasks, &session.target_of(&graph), guard).map_err(internal)?;
     let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
     let mut again = Again { once: offsets.height, floor: offsets.lower_bound, ..Again::default() };
     let beside = session.persistent_bytes_with(&graph)?;

@@ -43,6 +43,12 @@ impl<const N: usize> Program<N> {
     pub fn resources(&self) -> Vec<Vec<Resources>> {
         self.inner.resources()
     }
+
+    /// What of each kernel a library of NVIDIA's computes, in the order of [`Plan::steps`]: cuBLASLt's products, by the number of
+    /// its algorithm.
+    pub fn libraries(&self) -> Vec<Option<String>> {
+        self.inner.libraries()
+    }
 }
 
 /// Where an argument lies.
@@ -323,6 +329,11 @@ impl Compiled {
     #[cfg(feature = "cuda")]
     pub fn peak(&self) -> u64 {
         self.steps.iter().map(|step| step.slab_end(self)).max().unwrap_or(0)
+    }
+
+    /// What of each step a library of NVIDIA's computes, in the order of the steps.
+    pub fn libraries(&self) -> Vec<Option<String>> {
+        self.steps.iter().map(|step| step.kernel().and_then(Kernel::library)).collect()
     }
 
     /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.

@@ -179,7 +179,16 @@ impl Session {
 
     /// What kernels are prepared for.
     pub(crate) fn target(&self) -> Target {
-        self.memory.target(Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) })
+        let used = self.persistent_bytes().saturating_add(self.slab_bytes());
+        let room = self.budget.bytes().map(|bytes| bytes.0.saturating_sub(used));
+        self.memory.target(Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) }, room)
+    }
+
+    /// What a graph's kernels are prepared for. Where lengths have no bound there is a program for each range of them, more than
+    /// one wants to wait for.
+    pub(crate) fn target_of(&self, graph: &Graph) -> Target {
+        let target = self.target();
+        if self.options.untuned || graph.symbols.free().next().is_some() { target.untuned() } else { target }
     }
 
     /// Bytes of weights and state, each rounded up to its alignment.

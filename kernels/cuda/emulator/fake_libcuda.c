@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "abi.h"
@@ -31,9 +30,9 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
 /* ---- What tests set and look at ------------------------------------------------------------------------------------- */
 
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
-                 capability = 90, order = 0, eager = 0;
-static long long live_bytes, peak_bytes, live_pinned, pinned_bytes, allocations, calls, launches, replays, captures, forked,
-                 copied_bytes;
+                 capability = 90, order = 0, eager = 0, library = 0;
+static long long live_bytes, peak_bytes, live_pinned, pinned_bytes, allocations, calls, launches, products, heuristics,
+                 replays, captures, forked, copied_bytes;
 static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
 static long long fail_after = -1;
 static Result fail_code, sticky;
@@ -42,6 +41,7 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static const struct { const char* name; long long* at; } NUMBERS[] = {
     {"devices", &devices}, {"version", &version}, {"total", &total}, {"page", &page}, {"maps_pages", &maps_pages},
     {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"order", &order}, {"eager", &eager},
+    {"library", &library}, {"products", &products}, {"heuristics", &heuristics},
     {"live_bytes", &live_bytes}, {"peak_bytes", &peak_bytes}, {"live_pinned", &live_pinned}, {"pinned_bytes", &pinned_bytes},
     {"allocations", &allocations}, {"calls", &calls}, {"launches", &launches}, {"replays", &replays}, {"captures", &captures},
     {"forked", &forked}, {"copied_bytes", &copied_bytes}};
@@ -66,6 +66,23 @@ void fake_fail(const char* call, long long after, int code) {
     snprintf(fail_call, sizeof fail_call, "%s", call);
     fail_after = after;
     fail_code = code;
+}
+
+/* Kernels take time by a clock of their own: so many nanoseconds, by how their names begin; the last that fits counts. */
+static struct { char begins[64]; long long nanoseconds; } costs[64];
+static size_t costs_count;
+static double clock_seconds;
+void fake_cost(const char* begins, long long nanoseconds) {
+    if (!*begins) costs_count = 0;
+    if (costs_count == sizeof costs / sizeof *costs) return;
+    snprintf(costs[costs_count].begins, sizeof costs->begins, "%s", begins);
+    costs[costs_count++].nanoseconds = nanoseconds;
+}
+static void pass(const char* name) {
+    long long cost = 1000;
+    for (size_t i = 0; i < costs_count; ++i)
+        if (!strncmp(name, costs[i].begins, strlen(costs[i].begins))) cost = costs[i].nanoseconds;
+    clock_seconds += 1e-9 * (double)cost;
 }
 
 static Result told_to_fail(const char* name) {
@@ -108,7 +125,7 @@ static size_t remove_block(Address base) {
     return 0;
 }
 /* Whether all these bytes are memory of the device; they may lie in several blocks. */
-static int inside(Address from, size_t bytes) {
+int fake_inside(Address from, size_t bytes) {
     Address end = from + bytes;
     while (from < end) {
         const Block* b = blocks;
@@ -141,11 +158,13 @@ typedef struct Stream Stream;
 typedef struct { int known, done; Stream* stream; double seconds; } Mark;
 typedef struct Graph Graph;
 typedef struct Op {
-    enum { COPY, FILL, LAUNCH, REPLAY, RECORD, WAIT } kind;
+    enum { COPY, FILL, LAUNCH, CALL_OF_LIBRARY, REPLAY, RECORD, WAIT } kind;
     int to_device, from_device, byte;
     Address to, from;
     size_t bytes;
     Kernel* kernel;
+    const char* (*call)(const void*);
+    char name[64];
     unsigned long long* words;
     struct SlabwiseLaunch launch;
     Graph* graph;
@@ -192,11 +211,6 @@ static void clear(Front* front) {
     free(front->at);
     *front = (Front){0};
 }
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 static Result bad_address(const char* what, Address at, size_t bytes) {
     snprintf(trouble, sizeof trouble, "%s of %zu bytes at %#llx, which is no memory of the device", what, bytes, at);
     return ILLEGAL_ADDRESS;
@@ -207,26 +221,34 @@ static Result perform(const Op* op) {
     case COPY: {
         Result told = told_to_fail("copy");
         if (told) return told;
-        if (op->to_device && !inside(op->to, op->bytes)) return bad_address("copy to", op->to, op->bytes);
-        if (op->from_device && !inside(op->from, op->bytes)) return bad_address("copy from", op->from, op->bytes);
+        if (op->to_device && !fake_inside(op->to, op->bytes)) return bad_address("copy to", op->to, op->bytes);
+        if (op->from_device && !fake_inside(op->from, op->bytes)) return bad_address("copy from", op->from, op->bytes);
         memmove((void*)op->to, (const void*)op->from, op->bytes);
         copied_bytes += (long long)op->bytes;
         return OK;
     }
     case FILL:
-        if (!inside(op->to, op->bytes)) return bad_address("fill", op->to, op->bytes);
+        if (!fake_inside(op->to, op->bytes)) return bad_address("fill", op->to, op->bytes);
         memset((void*)op->to, op->byte, op->bytes);
         return OK;
     case LAUNCH: {
         ++launches;
+        pass(op->kernel->name);
         const char* wrong = op->kernel->emulate(op->kernel->name, op->words, &op->launch);
         if (wrong) snprintf(trouble, sizeof trouble, "%s: %s", op->kernel->name, wrong);
         return wrong ? LAUNCH_FAILED : OK;
     }
+    case CALL_OF_LIBRARY: {
+        ++products;
+        pass(op->name);
+        const char* wrong = op->call(op->words);
+        if (wrong) snprintf(trouble, sizeof trouble, "%s: %s", op->name, wrong);
+        return wrong ? ILLEGAL_ADDRESS : OK;
+    }
     case REPLAY: return replay(op->graph);
     case RECORD:
         op->mark->done = 1;
-        op->mark->seconds = now();
+        op->mark->seconds = clock_seconds;
         return OK;
     case WAIT: break;
     }
@@ -300,7 +322,7 @@ static void run_ahead(void) {
 }
 static Result submit(void* to, Op op) {
     Stream* stream = of(to);
-    stream->launches |= op.kind == LAUNCH || op.kind == REPLAY;
+    stream->launches |= op.kind == LAUNCH || op.kind == CALL_OF_LIBRARY || op.kind == REPLAY;
     Graph* graph = stream->graph;
     if (graph) {
         int is_forked = stream != graph->origin;
@@ -323,6 +345,8 @@ static int names(const Op* op, Address at, size_t bytes) {
     }
     for (unsigned w = 0; op->kind == LAUNCH && w < op->kernel->words; ++w)
         if (at <= op->words[w] && op->words[w] < at + bytes) return 1;
+    for (size_t w = 0; op->kind == CALL_OF_LIBRARY && w < op->bytes / 8; ++w)
+        if (at <= op->words[w] && op->words[w] < at + bytes) return 1;
     for (size_t i = 0; op->kind == REPLAY && i < op->graph->count; ++i)
         if (names(&op->graph->pieces[i].op, at, bytes)) return 1;
     return 0;
@@ -338,6 +362,20 @@ static int is_recording(void) {
     int any = 0;
     for (const Stream* s = streams; s; s = s->next) any |= s->graph != NULL;
     return any;
+}
+
+/* For libraries that work on streams: whether a call of theirs is to fail, and work of theirs, with a copy of its data. */
+Result fake_enter(const char* name) {
+    pthread_mutex_lock(&lock);
+    heuristics += !strcmp(name, "cublasLtMatmulAlgoGetHeuristic");
+    LEAVE(enter(name));
+}
+Result fake_submit(void* stream, const char* (*call)(const void*), const void* data, size_t bytes, const char* name) {
+    CALL
+    Op op = {.kind = CALL_OF_LIBRARY, .call = call, .bytes = bytes, .words = malloc(bytes)};
+    memcpy(op.words, data, bytes);
+    snprintf(op.name, sizeof op.name, "%s", name);
+    LEAVE(submit(stream, op));
 }
 
 /* ---- The driver's calls --------------------------------------------------------------------------------------------- */

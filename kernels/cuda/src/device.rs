@@ -7,12 +7,13 @@ use slabwise_kernels::memory::Region;
 use crate::ahead::Ring;
 use crate::arenas::Arena;
 use crate::copies::Ways;
+use crate::cublaslt::{Handle, LibraryError};
 use crate::driver::{self, Context, DriverError, Pinned, Properties, Stream};
 use crate::nvrtc;
 use crate::space::{Limits, Space, Usage};
 use crate::staging::Staging;
 
-type Result<T> = std::result::Result<T, DriverError>;
+type Result<T, E = DriverError> = std::result::Result<T, E>;
 
 /// What all sessions of a process share of a device: its context and the reservation of its memory.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub(crate) struct Shared {
     ordinal: u32,
     pub(crate) properties: Properties,
     space: Mutex<Option<Space>>,
+    /// cuBLASLt, once a product was asked of it.
+    library: OnceLock<Result<Handle, LibraryError>>,
     pub(crate) context: Context,
 }
 
@@ -34,9 +37,15 @@ impl Shared {
             shared.context.bind()?;
             return Ok(shared);
         }
-        let shared = Arc::new(Shared { ordinal, properties, space: Mutex::new(None), context: Context::of(ordinal)? });
+        let shared =
+            Arc::new(Shared { ordinal, properties, space: Mutex::new(None), library: OnceLock::new(), context: Context::of(ordinal)? });
         open.push(Arc::downgrade(&shared));
         Ok(shared)
+    }
+
+    /// cuBLASLt for this device, if it can be used.
+    pub fn library(&self) -> Result<&Handle, &LibraryError> {
+        self.library.get_or_init(Handle::new).as_ref()
     }
 
     pub(crate) fn space(&self) -> MutexGuard<'_, Option<Space>> {
@@ -46,6 +55,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        // cuBLASLt, which goes next, wants its context to be the thread's.
+        let _ = self.context.bind();
         if let Some(mut space) = self.space().take() {
             space.close(&self.context);
         }
@@ -134,6 +145,11 @@ impl Device {
     /// Other limits of the device's memory; those in force stay while any of it is reserved.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
+    }
+
+    /// The limits of the device's memory that were asked for last.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// What the device is.

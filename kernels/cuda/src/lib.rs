@@ -9,6 +9,7 @@ pub mod cache;
 pub mod code;
 mod conv;
 mod copies;
+pub mod cublaslt;
 mod device;
 pub mod driver;
 #[cfg(feature = "emulator")]
@@ -24,6 +25,7 @@ mod program;
 mod source;
 mod space;
 mod staging;
+mod tune;
 
 pub use device::{Device, Fault, usable};
 pub use gemm::{Candidate, candidates};
@@ -32,3 +34,4 @@ pub use program::{Launch, LoadError, Program, Work, workspace_bytes};
 pub use source::{PRELUDE, Together, lower, lower_many, shared_name};
 pub use space::{Limits, Usage as MemoryUsage};
 pub use staging::landing_bytes;
+pub use tune::{Choice, Picks, Tuner, WORTH, lower_as};

@@ -16,6 +16,9 @@ use crate::pages::Pages;
 /// What arenas start at a multiple of, bytes.
 pub(crate) const ARENA_ALIGN: u64 = 256;
 
+/// About how many pages all that may be used is mapped in at most: each is some calls of the driver.
+const PAGES_MOST: u64 = 4096;
+
 /// How much of a device's memory may be used, and when it is taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
@@ -125,7 +128,10 @@ impl Space {
     /// A range of its own, whose pages are mapped as they are needed; `None` where memory is not mapped or was taken ahead.
     pub fn pages(&self, context: &Context, bytes: u64) -> Result<Option<Pages>, DriverError> {
         match &self.backing {
-            Backing::Mapped { page, ahead: false, .. } => Pages::reserve(context, bytes, *page).map(Some),
+            Backing::Mapped { page, ahead: false, .. } => {
+                let page = page.next_power_of_two().max((self.limit / PAGES_MOST).next_power_of_two());
+                Pages::reserve(context, bytes, page).map(Some)
+            }
             _ => Ok(None),
         }
     }

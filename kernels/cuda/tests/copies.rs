@@ -216,6 +216,19 @@ fn pages_come_and_go_and_move_without_a_copy() {
 }
 
 #[test]
+fn a_large_device_is_mapped_in_larger_pages() {
+    let Some(driver) = FakeDriver::install() else { return };
+    driver.set("total", 64 << 30);
+    let mut device = open();
+    let (arena, page) = device.range(1 << 34).expect("the driver is fine").expect("memory is mapped");
+    assert_eq!(page, 16 << 20, "48 GiB in 3072 pages");
+    let pages = Region { arena, offset: 2 * page, bytes: 2 * page };
+    device.map(&pages).expect("room");
+    device.fill(&pages.part(page - 1, 2), 5).expect("it is memory");
+    assert_eq!(bytes(&device, &pages.part(page - 1, 2)), [5, 5]);
+}
+
+#[test]
 fn what_the_driver_refuses_leaves_pages_as_they_were() {
     let Some(driver) = FakeDriver::install() else { return };
     let before = driver.get("live_bytes");

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use slabwise_cuda::driver::DriverError;
-use slabwise_cuda::{Device, Launch, Limits, Lowered, Program, Work};
+use slabwise_cuda::{Device, Launch, Limits, Lowered, Picks, Program, Tuner, Work};
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Memory, Region};
@@ -70,6 +70,9 @@ pub(crate) struct Gpu {
     untold: Mutex<Option<Error>>,
     /// Whether runs are recorded as graphs.
     pub graphs: bool,
+    ordinal: u32,
+    /// Whether products are timed.
+    tunes: bool,
     /// The sizes of the last run, which lie on the device.
     pub published: Option<Env>,
     /// Whether inputs are being put in place.
@@ -82,8 +85,10 @@ impl Gpu {
         let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
         check_pages(&device, &name, config)?;
         let graphs = switch("SLABWISE_CUDA_GRAPHS")?;
+        let tunes = switch("SLABWISE_AUTOTUNE")?;
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
-        Ok(Gpu { device, name, running, saved: Mutex::default(), untold: Mutex::default(), graphs, published: None, placing: false })
+        let (saved, untold) = (Mutex::default(), Mutex::default());
+        Ok(Gpu { device, name, running, saved, untold, graphs, ordinal, tunes, published: None, placing: false })
     }
 
     /// Limits of the device's memory, unless some of it is in use already.
@@ -99,6 +104,13 @@ impl Gpu {
 
     pub fn target(&self) -> slabwise_cuda::Target {
         self.device.properties().target
+    }
+
+    /// Who times products, if they are timed, in at most so many bytes.
+    pub fn tuner(&self, room: Option<u64>) -> Option<Tuner> {
+        let (ordinal, limits) = (self.ordinal, *self.device.limits());
+        let tuner = || Tuner { ordinal, limits, room, worth: slabwise_cuda::WORTH, picks: Picks::of_process() };
+        self.tunes.then(tuner)
     }
 
     /// The error that a driver's is to a user.
@@ -369,7 +381,13 @@ impl Loaded {
     pub fn resources(&self, kernel: &Kernel) -> Vec<Resources> {
         let Kernel::Cuda(_, lowered) = kernel else { return Vec::new() };
         let used = lowered.functions.iter().filter_map(|f| self.program.usage(&f.name));
-        used.map(|u| Resources { registers: u.registers, spill_bytes: u.spill_bytes, shared_bytes: u.shared_bytes }).collect()
+        let of = |u: &slabwise_cuda::nvrtc::Usage| Resources {
+            function: u.name.clone(),
+            registers: u.registers,
+            spill_bytes: u.spill_bytes,
+            shared_bytes: u.shared_bytes,
+        };
+        used.map(of).collect()
     }
 
     /// Looks for indices out of range in an input on its way to the device, so that a run fails before it begins.

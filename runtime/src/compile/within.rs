@@ -28,7 +28,7 @@ pub(super) struct Fitted {
 /// Fits a scheduled program, whose plan runs everything once, into `room` bytes. If nothing does, it is the smallest found.
 pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: &Session, guard: u64) -> Result<Fitted> {
     let internal = |e: String| Error::Internal(e);
-    let (options, target) = (&session.options.planner, &session.target());
+    let (options, target) = (&session.options.planner, &session.target_of(graph));
     let (once, base) = (all.1.height, time(&all.0.dag));
     let (whole, touched) = (all.0.clone(), touched(&all.0.dag));
     let mut candidates = vec![all];
