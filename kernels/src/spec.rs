@@ -6,6 +6,9 @@
 //! graph ends up in one kernel's code: an elementwise chain, softmax with its three passes over a row, a bias and an
 //! activation behind a convolution, a whole optimizer update behind a weight gradient.
 
+mod check;
+
+pub use check::{SpecError, check_operand};
 use smallvec::SmallVec;
 
 use crate::dtype::{DType, Lane};

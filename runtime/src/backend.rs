@@ -16,7 +16,7 @@ use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::{Check, Gpu, Loaded, Recorded};
+pub(crate) use cuda::{Check, Gpu, Group, Loaded, Recorded};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -156,6 +156,16 @@ pub struct Resources {
     pub spill_bytes: u32,
     /// Bytes of shared memory of a block, without what a launch adds.
     pub shared_bytes: u32,
+}
+
+/// What is said of an index out of range: an element of `of`, or a length that is asked for.
+pub(crate) fn describe(fault: Fault, is_length: bool, of: &str) -> String {
+    let Fault::Index { value, limit, .. } = fault;
+    match is_length {
+        true => format!("a length of {value} is asked for; 0 to {} are possible", limit.saturating_sub(1)),
+        false if of.is_empty() => fault.to_string(),
+        false => format!("{fault}, in {of}"),
+    }
 }
 
 /// Without the feature no program is loaded anywhere.
@@ -310,11 +320,12 @@ impl Backend {
     /// Puts the sizes of a run where its kernels find them.
     pub fn publish(&mut self, region: &Region, sizes: &Env) -> Result<()> {
         #[cfg(feature = "cuda")]
-        if let Backend::Cuda(gpu) = self
-            && gpu.published.replace(*sizes) == Some(*sizes)
-        {
-            // They are there since the last run.
-            return Ok(());
+        if let Backend::Cuda(gpu) = self {
+            gpu.note_sizes(sizes);
+            if gpu.published.replace(*sizes) == Some(*sizes) {
+                // They are there since the last run.
+                return Ok(());
+            }
         }
         self.input(region, &mut |bytes| {
             for (slot, &size) in bytes.chunks_exact_mut(4).zip(&sizes.0) {
@@ -365,6 +376,18 @@ impl Backend {
         }
     }
 
+    /// Makes a program the one whose faults are met from here on, in runs of these sizes.
+    pub fn start(&mut self, loaded: Option<&Loaded>, sizes: &Env) -> Result<()> {
+        match (self, loaded) {
+            #[cfg(feature = "cuda")]
+            (Backend::Cuda(gpu), Some(loaded)) => gpu.start(loaded, sizes),
+            _ => {
+                let _ = sizes;
+                Ok(())
+            }
+        }
+    }
+
     /// Runs one kernel of a program, on all of a batch or on a slice of it, or asks for it to be run.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
@@ -390,6 +413,16 @@ impl Backend {
             #[cfg(feature = "cuda")]
             _ => Err(Error::Internal(format!("kernel {step} was prepared for another device"))),
         }
+    }
+
+    /// Reads a number that a kernel has made for the host, after all that was asked for before it; fails if an index was out of
+    /// range until then.
+    pub fn number(&self, region: &Region) -> Result<i32> {
+        #[cfg(feature = "cuda")]
+        if let Backend::Cuda(gpu) = self {
+            gpu.look_for_faults()?;
+        }
+        self.look(region, |memory, region| memory.elements::<i32>(region)[0])
     }
 
     /// Ends a run whose kernels were run one by one.

@@ -34,6 +34,9 @@ pub struct CompileOptions {
     pub shapes: Shapes,
     /// Run every kernel on the whole batch, even where a budget could be kept by running some on slices of it.
     pub unsliced: bool,
+    /// Launch every kernel by itself, even where a CUDA device could do several small ones, such as an optimizer's updates, by one
+    /// launch without moving a byte of the plan.
+    pub ungrouped: bool,
     /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels round sums differently.
     pub tuning: Tuning,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after every kernel. Slow.

@@ -37,6 +37,7 @@ impl Session {
     pub fn run_dynamic<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
         let inner = &*self.planned_for(program, &feed)?;
         let mut env = self.begin(inner, &feed)?;
+        self.memory.start(inner.loaded.as_ref(), &env)?;
         // Outputs of the last run were kept until now.
         let last = std::mem::take(&mut self.dynamic);
         self.give_all(last)?;

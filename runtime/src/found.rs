@@ -146,7 +146,7 @@ impl Session {
     pub(crate) fn bind_length(&mut self, inner: &Compiled, at: usize, scalar: Option<&Region>, env: &mut Env) -> Result<()> {
         let (Some(Binds { symbol, offset }), Some(scalar)) = (inner.steps[at].binds, scalar) else { return Ok(()) };
         let part = scalar.part(4 * offset.at(env).max(0) as u64, 4);
-        let length = self.memory.look(&part, |memory, region| memory.elements::<i32>(region)[0])?;
+        let length = self.memory.number(&part)?;
         // The step's kernel has checked it, but where a device checks, the run has not stopped for it.
         let most = if let Extent::Found(most) = inner.symbols.extent(symbol) { most.at(env) } else { 0 };
         let found = u32::try_from(length).ok().filter(|&n| i64::from(n) <= most);

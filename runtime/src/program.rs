@@ -13,7 +13,7 @@ use slabwise_kernels::slice::Slice;
 use slabwise_kernels::spec::{Body, Dims};
 use slabwise_planner::{self as planner, Lifetime, Space};
 
-use crate::backend::{Kernel, Loaded, Resources};
+use crate::backend::{Kernel, Loaded, Resources, describe};
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, Origin};
@@ -440,14 +440,18 @@ impl Compiled {
 
     /// The mistake that a fault in a step's data is.
     pub fn fault(&self, step: usize, fault: Fault) -> Error {
+        let message = describe(fault, self.steps[step].binds.is_some(), self.indices_of(step));
         let step = &self.steps[step];
-        let Fault::Index { value, limit, .. } = fault;
-        let message = match step.binds {
-            Some(_) => format!("a length of {value} is asked for; 0 to {} are possible", limit.saturating_sub(1)),
-            None => fault.to_string(),
-        };
         let mistake = Mistake { location: step.origin.location, layer: step.origin.layer.to_string(), message };
         Error::Data { mistake }
+    }
+}
+
+impl Compiled {
+    /// The name of what a step looks for indices in; none if that is no buffer of the program.
+    pub fn indices_of(&self, step: usize) -> &str {
+        let buffer = self.steps[step].places.first().and_then(Place::buffer);
+        buffer.map_or("", |b| &self.plan.dag().buffers[b].name)
     }
 }
 

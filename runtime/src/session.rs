@@ -10,6 +10,8 @@ mod room;
 mod shared;
 mod slots;
 mod steps;
+#[cfg(feature = "cuda")]
+mod together;
 mod values;
 
 use std::collections::HashMap;

@@ -66,14 +66,18 @@ impl Drop for Shared {
 /// The first index of a run that was out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
+    /// The step of the program that met it.
+    pub step: u32,
     /// Its row-major position among the indices.
     pub position: u32,
     /// The index.
     pub value: i32,
 }
 
-/// What a fault record holds while there is no fault.
+/// What both words of a fault record hold while there is no fault.
 const NO_FAULT: u64 = u64::MAX;
+/// Bytes of a fault record; see [`Word::Fault`](crate::Word::Fault).
+const FAULT_BYTES: usize = 2 * size_of::<u64>();
 
 /// A CUDA device, opened for one session.
 ///
@@ -121,8 +125,8 @@ impl Device {
     pub fn open(ordinal: u32, limits: Limits) -> Result<Device> {
         usable(ordinal)?;
         let shared = Shared::of(ordinal)?;
-        let seen = Pinned::new(size_of::<u64>())?;
-        seen.set_word(NO_FAULT);
+        let seen = Pinned::new(FAULT_BYTES)?;
+        (0..2).for_each(|at| seen.set_word(at, NO_FAULT));
         Ok(Device {
             stream: Stream::new()?,
             transfers: Stream::new()?,
@@ -255,24 +259,30 @@ impl Device {
     pub(crate) fn fault_record(&mut self) -> Result<u64> {
         if self.fault == 0 {
             self.ready()?;
-            let base = self.take(size_of::<u64>() as u64)?;
+            let base = self.take(FAULT_BYTES as u64)?;
             // SAFETY: it is memory of the device, as long as the record.
-            self.noting(unsafe { self.stream.fill(base, 0xFF, size_of::<u64>()) })?;
+            self.noting(unsafe { self.stream.fill(base, 0xFF, FAULT_BYTES) })?;
             self.fault = base;
         }
         Ok(self.fault)
     }
 
     /// Asks for a copy of the record of faults as it is after all work asked for until now.
-    pub(crate) fn look_for_faults(&self) -> Result<()> {
-        // SAFETY: the record is memory of the device; the word is read as one that may change at any time.
-        unsafe { self.stream.download(self.seen.as_ptr(), self.fault, size_of::<u64>()) }
+    pub fn look_for_faults(&self) -> Result<()> {
+        if self.fault == 0 {
+            // Nothing has been launched that could have met one.
+            return Ok(());
+        }
+        // SAFETY: the record is memory of the device; its words are read as ones that may change at any time.
+        unsafe { self.stream.download(self.seen.as_ptr(), self.fault, FAULT_BYTES) }
     }
 
     /// The first index out of range, as far as runs that are done have met one. Waits for nothing.
     pub fn fault(&self) -> Option<Fault> {
-        let word = self.seen.word();
-        (word != NO_FAULT).then_some(Fault { position: (word >> 32) as u32, value: word as u32 as i32 })
+        let (word, step) = (self.seen.word(0), self.seen.word(1));
+        // A copy that is under way may have brought one of the two.
+        let whole = word != NO_FAULT && step != NO_FAULT;
+        whole.then_some(Fault { step: step as u32, position: (word >> 32) as u32, value: word as u32 as i32 })
     }
 
     /// Forgets the fault, after all work.
@@ -280,10 +290,10 @@ impl Device {
         self.synchronize()?;
         if self.fault != 0 {
             // SAFETY: it is memory of the device, as long as the record.
-            self.noting(unsafe { self.stream.fill(self.fault, 0xFF, size_of::<u64>()) })?;
+            self.noting(unsafe { self.stream.fill(self.fault, 0xFF, FAULT_BYTES) })?;
             self.synchronize()?;
         }
-        self.seen.set_word(NO_FAULT);
+        (0..2).for_each(|at| self.seen.set_word(at, NO_FAULT));
         Ok(())
     }
 }

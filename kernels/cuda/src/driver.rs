@@ -28,7 +28,7 @@ pub enum DriverError {
     #[error(transparent)]
     Missing(#[from] Missing),
     /// The driver does not run code of this compiler, or not the calls that are made.
-    #[error("the driver is of CUDA {}.{}, older than the {needed}.0 that is needed; install NVIDIA's driver 580 or newer", found.0, found.1)]
+    #[error("the driver is of CUDA {}.{}, older than the {needed}.0 that is needed; {}", found.0, found.1, newer(*found, *needed))]
     TooOld {
         /// Of which CUDA version it is.
         found: (u32, u32),
@@ -106,22 +106,38 @@ fn of_bytes(bytes: u64) -> impl FnOnce(DriverError) -> DriverError {
     move |e| if matches!(e, DriverError::OutOfMemory { .. }) { DriverError::OutOfMemory { bytes } } else { e }
 }
 
-/// Opens and starts the driver, once for the process, and says of which CUDA version it is.
+/// Opens the driver and starts it, once for the process, and says of which CUDA version it is.
 ///
 /// # Errors
 /// If there is none, or it does not start.
 pub fn start() -> Result<(u32, u32)> {
-    static STARTED: OnceLock<Result<(u32, u32)>> = OnceLock::new();
+    static STARTED: OnceLock<Result<()>> = OnceLock::new();
     let start = || {
         Library::Driver.open().map_err(Clone::clone)?;
         // SAFETY: the library is open. cuInit may be called at any time.
-        check("cuInit", unsafe { sys::cuInit(0) })?;
-        let mut version: c_int = 0;
-        // SAFETY: the pointer is valid for writing.
-        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
-        Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+        check("cuInit", unsafe { sys::cuInit(0) })
     };
-    STARTED.get_or_init(start).clone()
+    STARTED.get_or_init(start).clone()?;
+    let mut version: c_int = 0;
+    // SAFETY: the driver has been started, and the pointer is valid for writing.
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+    Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+}
+
+/// What brings the driver and what needs it together.
+fn newer(found: (u32, u32), needed: u32) -> String {
+    // The first drivers of NVIDIA's that are of a CUDA version.
+    let install = match needed {
+        ..=12 => "install NVIDIA's driver 525 or newer",
+        13 => "install NVIDIA's driver 580 or newer",
+        _ => "install a newer driver of NVIDIA's",
+    };
+    match found.0 {
+        12 if needed > 12 => format!(
+            "{install}, or let it have a compiler of its version: pip install nvidia-cuda-nvrtc-cu12, and name its folder in SLABWISE_LIBNVRTC"
+        ),
+        _ => install.into(),
+    }
 }
 
 /// How many devices there are.
@@ -513,18 +529,21 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 
-    /// A word that a device may write at any time.
-    pub fn word(&self) -> u64 {
-        assert!(self.bytes >= size_of::<u64>(), "a word of {} bytes", self.bytes);
-        // SAFETY: the driver's memory starts at a page, is long enough, and lives as long as `self`.
-        unsafe { AtomicU64::from_ptr(self.start.as_ptr().cast()) }.load(Ordering::Acquire)
+    /// One of its words, which a device may write at any time.
+    pub fn word(&self, at: usize) -> u64 {
+        self.atomic(at).load(Ordering::Acquire)
     }
 
-    /// Sets the word.
-    pub fn set_word(&self, value: u64) {
-        assert!(self.bytes >= size_of::<u64>(), "a word of {} bytes", self.bytes);
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(self.start.as_ptr().cast()) }.store(value, Ordering::Release);
+    /// Sets a word.
+    pub fn set_word(&self, at: usize, value: u64) {
+        self.atomic(at).store(value, Ordering::Release);
+    }
+
+    fn atomic(&self, at: usize) -> &AtomicU64 {
+        let bytes = size_of::<u64>();
+        assert!(self.bytes / bytes > at, "word {at} of {} bytes", self.bytes);
+        // SAFETY: the driver's memory starts at a page, is long enough, and lives as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at * bytes).cast()) }
     }
 }
 

@@ -62,9 +62,12 @@ pub enum Word {
     Argument(u16),
     /// The address so many bytes into the workspace.
     Workspace(u64),
-    /// The address of the run's fault record: one `unsigned long long`, `position << 32 | value` of the first index out of
-    /// range, all ones if there is none. Written by `atomicMin`.
+    /// The address of the run's fault record, two `unsigned long long`: `position << 32 | value` of the first index out of range,
+    /// then the step that met it. All ones while there is none. Steps that look for such indices leave what earlier ones found;
+    /// in one step the first position wins, by `atomicMin`.
     Fault,
+    /// Which step of the program this is.
+    Step,
     /// A number: a size, a stride, an offset, a magic divisor.
     Number(i64),
 }

@@ -240,6 +240,7 @@ impl Device {
                     Word::Argument(at) => self.address(&launch.arguments[usize::from(at)]),
                     Word::Workspace(offset) => workspace + offset,
                     Word::Fault => fault,
+                    Word::Step => launch.step as u64,
                     Word::Number(n) => n as u64,
                 };
             }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::layouts::{layout, repeating, sizes};
 use common::{Case, Choices, check};
 use slabwise_cuda::emulator::available;
 use slabwise_kernels::dtype::DType;
@@ -10,41 +11,6 @@ use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{
     Body, CheckIndex, Dims, Gather, Inst, Operand, Pool2d, Pool2dGrad, PoolKind, ScatterAdd, Spec, Store, Window,
 };
-
-fn sizes(dims: &[i64]) -> Dims {
-    dims.iter().map(|&d| Size::fixed(d)).collect()
-}
-
-/// An operand over `dims`: contiguous, or with its axes in another order, gaps and an offset.
-fn layout(choices: &mut Choices, dtype: DType, dims: &[i64], contiguous: bool) -> Operand {
-    let mut operand = Operand::contiguous(dtype, &sizes(dims)).expect("small");
-    if contiguous {
-        return operand;
-    }
-    let mut order: Vec<usize> = (0..dims.len()).collect();
-    for i in (1..order.len()).rev() {
-        order.swap(i, choices.below(i + 1));
-    }
-    operand.offset = Size::fixed(choices.below(5) as i64);
-    let mut stride = 1 + choices.below(2) as i64;
-    for &axis in order.iter().rev() {
-        operand.strides[axis] = Size::fixed(stride);
-        stride *= dims[axis].max(1) + choices.below(2) as i64;
-    }
-    operand
-}
-
-/// The same, repeating along some axes.
-fn repeating(choices: &mut Choices, dtype: DType, dims: &[i64], contiguous: bool) -> Operand {
-    let own: Vec<i64> = dims.iter().map(|&d| if choices.once_in(2) { 1 } else { d }).collect();
-    let mut operand = layout(choices, dtype, &own, contiguous);
-    for (axis, &d) in own.iter().enumerate() {
-        if d == 1 {
-            operand.strides[axis] = Size::ZERO;
-        }
-    }
-    operand
-}
 
 /// A spec that stores the anchor's value plus an operand of its type.
 fn storing(choices: &mut Choices, body: Body, dims: &[i64], dtype: DType, contiguous: bool) -> Spec {

@@ -7,19 +7,14 @@ mod common;
 
 use builder::Builder;
 use common::compile_for_gpu;
+use common::layouts::{contiguous, sizes};
 use slabwise_cuda::{Function, Target, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, Dims, Gather, Inst, Operand, Pool2d, PoolKind, ReduceOp, ScatterAdd, Spec, Store, Window};
-
-fn sizes(dims: &[i64]) -> Dims {
-    dims.iter().map(|&d| Size::fixed(d)).collect()
-}
-
-fn contiguous(dtype: DType, dims: &[i64]) -> Operand {
-    Operand::contiguous(dtype, &sizes(dims)).expect("small")
-}
+use slabwise_kernels::spec::{
+    Body, Compact, Gather, Inst, Operand, Pool2d, PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Suppress, Window,
+};
 
 fn storing(body: Body, dims: &[i64]) -> Spec {
     Spec {
@@ -93,6 +88,20 @@ fn embedding(tokens: i64, width: i64, places: i64) -> [Spec; 2] {
     [storing(Body::Gather(gather), &[tokens, width]), storing(Body::ScatterAdd(scatter), &[places, width])]
 }
 
+/// What finds positions, an order, and what stays of boxes.
+fn choosing() -> [Spec; 4] {
+    let own = |body, dims: &[i64]| Spec { operands: vec![], code: vec![], stores: vec![], ..storing(body, dims) };
+    let compact = Compact { space: sizes(&[1 << 20]), mask: contiguous(DType::Bool, &[1 << 20]), positions: contiguous(DType::I32, &[9]) };
+    let sort = |dims: &[i64]| Sort { descending: true, source: contiguous(DType::F32, dims), positions: contiguous(DType::I32, dims) };
+    let boxes = Suppress { threshold: 0.5, boxes: contiguous(DType::F32, &[5000, 4]), keep: contiguous(DType::Bool, &[5000]) };
+    [
+        own(Body::Compact(compact), &[9]),
+        own(Body::Sort(sort(&[64, 300])), &[64, 300]),
+        own(Body::Sort(sort(&[1 << 20])), &[1 << 20]),
+        own(Body::Suppress(boxes), &[5000]),
+    ]
+}
+
 fn max_pool() -> Spec {
     let window = Window { k: [2, 2], stride: [2, 2], pad: [0, 0] };
     let (x, arg) = (contiguous(DType::F32, &[64, 32, 28, 28]), Some(contiguous(DType::U8, &[64, 32, 14, 14])));
@@ -115,6 +124,7 @@ fn hot_kernels_spill_nothing() {
         sum(&[1 << 24], 1, &[1], &[0]),
     ];
     specs.extend(embedding(8192, 768, 50_257));
+    specs.extend(choosing());
     for sm in [80, 90, 100] {
         let target = Target { sm, multiprocessors: 132, shared_bytes_max: 227 << 10, tf32: false, guarded: false };
         let lowered = specs.iter().map(|spec| lower(spec, &Env::default(), &target).expect("source"));

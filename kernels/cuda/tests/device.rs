@@ -2,7 +2,7 @@
 
 use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::fake::FakeDriver;
-use slabwise_cuda::{Device, Dispatch, Function, Launch, Limits, Lowered, Word, Work, landing_bytes};
+use slabwise_cuda::{Device, Dispatch, Function, Launch, Limits, LoadError, Lowered, Word, Work, landing_bytes, nvrtc};
 use slabwise_kernels::size::Env;
 
 const OUT_OF_MEMORY: i32 = 2;
@@ -125,6 +125,24 @@ fn a_graph_is_recorded_once_and_replayed_without_allocations() {
 }
 
 #[test]
+fn a_kernel_that_does_not_compile_is_kept_for_reading() {
+    let Some(_driver) = FakeDriver::install() else { return };
+    let device = Device::open(0, limits(false)).expect("it is there");
+    let text = "extern \"C\" __global__ void NAME(const __grid_constant__ Words<1> p) {\n    undeclared = 1;\n}\n";
+    let kernel = Lowered::new(vec![Function::new("broken", text)], 0, |_: &Env| vec![]);
+    let error = device.load(&[&kernel]).map(|_| ()).expect_err("it names what there is not");
+    let LoadError::Compile(nvrtc::Error::Refused { source_file: Some(file), log, .. }) = &error else { panic!("{error}") };
+    let message = error.to_string();
+    assert!(log.contains("undeclared") && message.contains(log) && message.contains(&file.display().to_string()), "{message}");
+    // The line that the log names is the one that the file shows under its number.
+    let numbered = |line: &&str| line.contains("undeclared = 1");
+    let saved = std::fs::read_to_string(file).expect("the saved source");
+    let number = saved.lines().find(numbered).and_then(|line| line.split_whitespace().next()).expect("it is numbered");
+    assert!(log.contains(&format!("({number})")), "line {number} is not in: {log}");
+    std::fs::remove_file(file).expect("it was there");
+}
+
+#[test]
 fn a_device_that_is_lost_says_so_from_then_on() {
     let Some(driver) = FakeDriver::install() else { return };
     let mut device = Device::open(0, limits(false)).expect("it is there");
@@ -145,6 +163,12 @@ fn a_driver_too_old_and_a_device_that_is_not_there_are_refused() {
     driver.set("devices", 0);
     let error = Device::open(0, limits(true)).map(|_| ()).expect_err("there is none");
     assert_eq!(error.to_string(), "there is no CUDA device");
+    driver.set("devices", 1);
+    for (version, found) in [(12080, (12, 8)), (11040, (11, 4))] {
+        driver.set("version", version);
+        let error = Device::open(0, limits(true)).map(|_| ()).expect_err("it is too old");
+        assert_eq!(error, DriverError::TooOld { found, needed: 13 });
+    }
 }
 
 #[test]

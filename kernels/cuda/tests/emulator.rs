@@ -2,11 +2,8 @@
 
 mod common;
 
-use std::env;
-use std::process::Command;
-
-use common::{Case, Choices, NO_FAULT, TARGET};
-use slabwise_cuda::emulator::{Check, Emulator, Order, asan_library, available};
+use common::{Case, Choices, NO_FAULT, TARGET, sanitized};
+use slabwise_cuda::emulator::{Check, Emulator, Order, available};
 use slabwise_cuda::{Dispatch, Function, lower};
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store};
@@ -196,15 +193,7 @@ fn touching_what_is_not_an_argument_is_caught() {
     if !available() {
         return;
     }
-    let library = asan_library().expect("g++ comes with the sanitizer");
-    let child = Command::new(env::current_exe().expect("a path"))
-        .args(["--exact", "addresses_child", "--ignored", "--nocapture"])
-        .env("LD_PRELOAD", library)
-        .env("ASAN_OPTIONS", "detect_leaks=0:halt_on_error=0:handle_segv=0:allow_user_segv_handler=1")
-        .output()
-        .expect("runs");
-    let text = String::from_utf8_lossy(&child.stdout).into_owned() + &String::from_utf8_lossy(&child.stderr);
-    assert!(child.status.success() && text.contains("1 passed"), "{text}");
+    sanitized("addresses_child");
 }
 
 #[test]

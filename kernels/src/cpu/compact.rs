@@ -5,9 +5,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::walk::{Space, Walk, aligned, check_operand, check_rank};
+use super::walk::{Space, Walk, aligned, check_rank};
 use super::{Config, Launch, SpecError};
-use crate::dtype::DType;
 use crate::size::Env;
 use crate::spec::{Body, Spec};
 
@@ -23,12 +22,7 @@ pub(crate) struct Compact {
 impl Compact {
     pub fn new(spec: &Spec, bound: &Env, _config: &Config) -> Result<Self, SpecError> {
         let Body::Compact(compact) = &spec.body else { return Err(SpecError("not a compaction".into())) };
-        if spec.dims.len() != 1 {
-            return Err(SpecError(format!("positions have one axis, not {}", spec.dims.len())));
-        }
         check_rank(&compact.space, 0)?;
-        check_operand("the mask", &compact.mask, compact.space.len(), &[DType::Bool, DType::U8])?;
-        check_operand("the positions", &compact.positions, 1, &[DType::I32])?;
         Ok(Compact { chunks_max: Space::new(&compact.space, bound).points().div_ceil(CHUNK) })
     }
 

@@ -16,11 +16,10 @@ mod weight_grad;
 use super::gemm::drive::Space;
 use super::gemm::micro::Micro;
 use super::tile::TileCode;
-use super::walk::check_operand;
 use super::{Config, CutOff, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
-use crate::spec::{self, Body, ConvKind, Operand, Spec};
+use crate::spec::{self, Body, ConvKind, Operand, Spec, check_operand};
 use tile::{Axis, Source};
 
 /// [`Body::Conv2d`], prepared.

@@ -3,14 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::tile::TileCode;
-use super::walk::{Blocks, Scratch, Space, Walk, aligned, check_operand, check_rank};
+use super::walk::{Blocks, Scratch, Space, Walk, aligned, check_rank};
 use super::{Config, Fault, Launch, SpecError};
-use crate::dtype::DType;
 use crate::size::Env;
 use crate::spec::{Body, Spec};
-
-/// Types an index may have.
-pub(super) const INDEX_TYPES: [DType; 2] = [DType::U8, DType::I32];
 
 /// Most points of a block: the values stay in the first-level cache until the epilogue has used them.
 const BLOCK: usize = 2048;
@@ -26,10 +22,7 @@ pub(crate) struct Gather {
 
 impl Gather {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
-        let Body::Gather(gather) = &spec.body else { return Err(SpecError("not a gather".into())) };
         check_rank(&spec.dims, 1)?;
-        check_operand("the source", &gather.source, spec.dims.len(), &DType::ALL)?;
-        check_operand("the index", &gather.index, spec.dims.len(), &INDEX_TYPES)?;
         let capacity = Space::new(&spec.dims, bound).points().clamp(1, BLOCK);
         Ok(Gather { code: TileCode::new(spec, config)?, threads: config.threads, capacity })
     }
@@ -122,9 +115,7 @@ impl CheckIndex {
     const CHUNK: usize = 1 << 14;
 
     pub fn new(spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        let Body::CheckIndex(check) = &spec.body else { return Err(SpecError("not a check of indices".into())) };
         check_rank(&spec.dims, 0)?;
-        check_operand("the index", &check.index, spec.dims.len(), &INDEX_TYPES)?;
         Ok(CheckIndex)
     }
 

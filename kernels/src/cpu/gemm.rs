@@ -9,11 +9,10 @@ mod simd;
 use std::ops::Range;
 
 use super::tile::{Bound, MAX_AXES, TileCode};
-use super::walk::check_operand;
 use super::{Config, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
-use crate::spec::{Body, Operand, Spec};
+use crate::spec::{Body, Operand, Spec, check_operand};
 use drive::{Blocking, MicroPanel, Product, Room, Space, drive};
 use micro::{Left, Micro, Right};
 use pack::Source;

@@ -24,6 +24,7 @@ use smallvec::SmallVec;
 use crate::memory::{Memory, Region};
 use crate::size::{Env, Symbol};
 use crate::slice::{Part, Slice, Slicing};
+pub use crate::spec::SpecError;
 use crate::spec::{Access, Body, Dims, MAX_ARGUMENTS, Operand, Spec};
 
 /// What kernels are prepared for.
@@ -34,11 +35,6 @@ pub struct Config {
     /// Instruction set; must be available on this CPU.
     pub isa: Isa,
 }
-
-/// Why a spec cannot be prepared. A lowering never makes such a spec; the message is for its author.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid kernel: {0}")]
-pub struct SpecError(pub String);
 
 /// A run that stopped because the data broke a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -125,6 +121,7 @@ impl Kernel {
         if config.isa > Isa::detect() {
             return Err(SpecError(format!("this CPU has no {}", config.isa)));
         }
+        spec.check_anchor()?;
         let body = match &spec.body {
             Body::Loop => Prepared::Loop(loops::Loop::new(&spec, bound, config)?),
             Body::Matmul(_) => Prepared::Matmul(gemm::Matmul::new(&spec, bound, config)?),
@@ -275,7 +272,9 @@ impl Kernel {
         }
         memory.assert_writable(workspace);
         let addresses: SmallVec<[*mut u8; MAX_ARGUMENTS]> = args.iter().map(|r| memory.address(r)).collect();
-        let launch = Launch { args: &addresses, workspace: memory.address(workspace), env, team, part };
+        // Where there is none, an address that may be that of a slice of no elements.
+        let workspace = if workspace.bytes == 0 { std::ptr::without_provenance_mut(64) } else { memory.address(workspace) };
+        let launch = Launch { args: &addresses, workspace, env, team, part };
         // SAFETY: `check` proved that every access lies inside its region and that written regions overlap nothing else (of a
         // slice: every access of the slice's examples, and to the sums); `memory` is borrowed exclusively for the whole run, and
         // no copy in flight is in the way of any region.

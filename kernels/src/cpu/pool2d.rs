@@ -14,17 +14,13 @@ pub(crate) use grad::Pool2dGrad;
 use std::ops::Range;
 
 use super::tile::{Bound, TileCode};
-use super::walk::{Space, aligned, check_operand, product};
+use super::walk::{Space, aligned, product};
 use super::{Config, Isa, SpecError};
-use crate::dtype::DType;
 use crate::size::{Env, Size};
-use crate::spec::{Operand, Spec, Window};
+use crate::spec::{Spec, Window};
 
 /// Most points of a tile: their values, positions and the epilogue's registers stay in the first-level cache.
 const TILE: usize = 2048;
-
-/// The largest window side, stride or padding taken, so that coordinates cannot overflow.
-const LARGEST: usize = 1 << 24;
 
 /// What both kernels prepare.
 struct Common {
@@ -36,15 +32,7 @@ struct Common {
 }
 
 impl Common {
-    fn new(spec: &Spec, window: &Window, bound: &Env, config: &Config) -> Result<Common, SpecError> {
-        if spec.dims.len() != 4 {
-            return Err(SpecError(format!("pooling over {} axes instead of 4", spec.dims.len())));
-        }
-        let nonzero = window.k.iter().chain(&window.stride).all(|&n| n > 0);
-        let small = window.k.iter().chain(&window.stride).chain(&window.pad).all(|&n| n <= LARGEST);
-        if !nonzero || !small {
-            return Err(SpecError(format!("pooling with {window:?}")));
-        }
+    fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Common, SpecError> {
         let capacity = Space::new(&spec.dims, bound).points().clamp(1, TILE);
         Ok(Common { code: TileCode::new(spec, config)?, isa: config.isa, threads: config.threads, capacity })
     }
@@ -58,15 +46,6 @@ impl Common {
     fn worker_bytes(&self, arrays: usize) -> usize {
         arrays * self.array_bytes() + self.code.scratch_bytes()
     }
-}
-
-/// Fails unless stored positions can name every element of a window.
-fn check_positions(arg: &Operand, window: &Window) -> Result<(), SpecError> {
-    check_operand("the positions", arg, 4, &[DType::U8, DType::I32])?;
-    if arg.dtype == DType::U8 && product(&window.k) > 256 {
-        return Err(SpecError(format!("positions in a window of {}×{} do not fit in u8", window.k[0], window.k[1])));
-    }
-    Ok(())
 }
 
 /// How the result `n, c, h, w` is cut into tiles: some rows of one image, all channels in one sequence of rows; rows longer

@@ -5,11 +5,9 @@
 
 use std::ops::Range;
 
-use super::gather::INDEX_TYPES;
 use super::tile::TileCode;
-use super::walk::{Blocks, Scratch, Space, Walk, aligned, check_operand, check_rank};
+use super::walk::{Blocks, Scratch, Space, Walk, aligned, check_rank};
 use super::{Config, Launch, SpecError};
-use crate::dtype::DType;
 use crate::size::Env;
 use crate::spec::{Body, Spec};
 
@@ -28,18 +26,7 @@ pub(crate) struct ScatterAdd {
 
 impl ScatterAdd {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
-        let Body::ScatterAdd(scatter) = &spec.body else { return Err(SpecError("not a scatter".into())) };
-        let rank = spec.dims.len();
         check_rank(&spec.dims, 1)?;
-        check_operand("the value", &scatter.value, rank, &[DType::F32])?;
-        check_operand("the index", &scatter.index, rank, &INDEX_TYPES)?;
-        let axes_match = scatter.space.len() == rank
-            && scatter.axis < rank
-            && (0..rank).all(|axis| axis == scatter.axis || spec.dims[axis] == scatter.space[axis]);
-        if !axes_match {
-            let (space, dims, axis) = (&scatter.space, &spec.dims, scatter.axis);
-            return Err(SpecError(format!("values over {space:?} scattered along axis {axis} of {dims:?}")));
-        }
         let capacity = Space::new(&spec.dims, bound).points().clamp(1, BLOCK);
         Ok(ScatterAdd { code: TileCode::new(spec, config)?, threads: config.threads, capacity })
     }

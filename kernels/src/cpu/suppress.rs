@@ -3,9 +3,8 @@
 //! Boxes are taken in blocks. Within a block each waits for those before it; what the block leaves is then held against all
 //! later boxes at once. The result is that of one box after the other, for any number of threads.
 
-use super::walk::{Walk, aligned, check_operand};
+use super::walk::{Walk, aligned};
 use super::{Config, Launch, SpecError};
-use crate::dtype::DType;
 use crate::size::Env;
 use crate::spec::{Body, Spec};
 
@@ -24,12 +23,6 @@ type Rect = [f32; 5];
 
 impl Suppress {
     pub fn new(spec: &Spec, bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        let Body::Suppress(suppress) = &spec.body else { return Err(SpecError("not a suppression".into())) };
-        if spec.dims.len() != 1 {
-            return Err(SpecError(format!("boxes have one axis, not {}", spec.dims.len())));
-        }
-        check_operand("the boxes", &suppress.boxes, 2, &[DType::F32])?;
-        check_operand("what stays", &suppress.keep, 1, &[DType::Bool])?;
         Ok(Suppress { boxes_max: spec.dims[0].usize_at(bound) })
     }
 

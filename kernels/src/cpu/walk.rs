@@ -18,17 +18,6 @@ pub(super) fn check_rank(dims: &Dims, least: usize) -> Result<(), SpecError> {
     Err(SpecError(format!("a space of rank {}; {least} to {MAX_RANK} axes are possible", dims.len())))
 }
 
-/// Fails unless `operand` has one stride per axis and one of the types.
-pub(super) fn check_operand(what: &str, operand: &Operand, rank: usize, types: &[DType]) -> Result<(), SpecError> {
-    if operand.strides.len() != rank {
-        return Err(SpecError(format!("{what} has {} strides for {rank} axes", operand.strides.len())));
-    }
-    if !types.contains(&operand.dtype) {
-        return Err(SpecError(format!("{what} is {}, which this kernel does not take", operand.dtype)));
-    }
-    Ok(())
-}
-
 /// The sizes of a space at launch.
 #[derive(Clone, Copy)]
 pub(super) struct Space {

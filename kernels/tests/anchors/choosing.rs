@@ -130,3 +130,27 @@ fn what_is_no_selection_is_refused() {
     let suppress = Body::Suppress(Suppress { threshold: 0.5, boxes: operand(DType::F32, 1), keep: operand(DType::Bool, 1) });
     assert!(kernel(suppress, &[3]).contains("the boxes has 1 strides for 2 axes"));
 }
+
+#[test]
+fn nothing_to_choose_from_is_nothing_chosen() {
+    let mut random = Random(24);
+    let (none, two) = ([fixed(0)], [fixed(2)]);
+    let body = Body::Compact(Compact {
+        space: sizes(&none),
+        mask: layout(&mut random, DType::Bool, &none, true),
+        positions: layout(&mut random, DType::I32, &two, true),
+    });
+    assert_eq!(run(&spec(body, &two), 1, &[Some(Values(vec![])), None]).unwrap()[1].0, [0, 0]);
+    let body = Body::Sort(Sort {
+        descending: false,
+        source: layout(&mut random, DType::F32, &none, true),
+        positions: layout(&mut random, DType::I32, &none, true),
+    });
+    assert_eq!(run(&spec(body, &none), 1, &[Some(Values(vec![])), None]).unwrap()[1].0, []);
+    let body = Body::Suppress(Suppress {
+        threshold: 0.5,
+        boxes: layout(&mut random, DType::F32, &[none[0], fixed(4)], true),
+        keep: layout(&mut random, DType::Bool, &none, true),
+    });
+    assert_eq!(run(&spec(body, &none), 1, &[Some(Values(vec![])), None]).unwrap()[1].0, []);
+}

@@ -21,16 +21,32 @@ use crate::memory::{MemoryConfig, MemoryInfo, Policy, Range};
 pub(crate) struct Check {
     /// Where the user asked for it; its message is filled in.
     pub mistake: Mistake,
+    /// The step that looks.
+    pub step: u32,
+    /// Whose indices they are.
+    pub of: String,
+    /// Whether the index is a length that the run asks for.
+    pub is_length: bool,
     /// One more than the largest index allowed.
     pub limit: Size,
     /// The input that holds the indices, all of it, if there is one: then the host looks before anything runs.
     pub input: Option<usize>,
 }
 
+/// Steps of a program that a recorded run does by one kernel, when the last of them has its turn.
+pub(crate) struct Group {
+    /// The steps, ascending.
+    pub members: Vec<usize>,
+    /// All of them, with the arguments of one after those of the other.
+    pub kernel: Lowered,
+}
+
 /// What the kernels of a compiled program became on the device.
 pub(crate) struct Loaded {
+    /// Its steps are those of the program, then the groups.
     pub program: Program,
     pub checks: Arc<[Check]>,
+    groups: Vec<Group>,
 }
 
 /// A step of a run that is recorded.
@@ -221,8 +237,10 @@ impl Gpu {
         let Some(found) = self.device.fault() else { return Ok(()) };
         self.device.clear_fault().map_err(|e| self.error(e))?;
         let (checks, env) = self.running.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let outside = |check: &&Check| !(0..check.limit.at(&env)).contains(&i64::from(found.value));
-        let check = checks.iter().find(outside).ok_or_else(|| Error::Internal("a fault that no kernel looks for".into()))?;
+        let check = checks
+            .iter()
+            .find(|check| check.step == found.step)
+            .ok_or_else(|| Error::Internal("a fault that no kernel looks for".into()))?;
         Err(check.fault(u64::from(found.position), i64::from(found.value), &env))
     }
 
@@ -261,15 +279,26 @@ impl Gpu {
         self.device.end_staging().map_err(|e| self.error(e))
     }
 
-    /// Compiles and loads a program's kernels.
-    pub fn load(&mut self, name: &str, kernels: &[&Lowered], checks: Vec<Check>) -> Result<Loaded> {
+    /// Compiles and loads a program's kernels, one for each step, and those of steps that are done together.
+    pub fn load(&mut self, name: &str, kernels: &[&Lowered], groups: Vec<Group>, checks: Vec<Check>) -> Result<Loaded> {
         use slabwise_cuda::LoadError;
         self.device.prepare_faults().map_err(|e| self.error(e))?;
-        let program = self.device.load(kernels).map_err(|e| match e {
+        let all: Vec<&Lowered> = kernels.iter().copied().chain(groups.iter().map(|group| &group.kernel)).collect();
+        let program = self.device.load(&all).map_err(|e| match e {
             LoadError::Driver(e) => self.error(e),
             other => Error::Device { device: self.name.clone(), why: format!("\"{name}\": {other}") },
         })?;
-        Ok(Loaded { program, checks: checks.into() })
+        Ok(Loaded { program, checks: checks.into(), groups })
+    }
+
+    /// The sizes of the run whose faults are met from here on.
+    pub fn note_sizes(&mut self, sizes: &Env) {
+        self.running.get_mut().unwrap_or_else(PoisonError::into_inner).1 = *sizes;
+    }
+
+    /// Asks for what was found out of range by all that was asked for until now; it is known once that is done.
+    pub fn look_for_faults(&self) -> Result<()> {
+        self.device.look_for_faults().map_err(|e| self.error(e))
     }
 
     /// Makes a program the one whose faults are met from here on.
@@ -314,17 +343,29 @@ impl Gpu {
 
     /// Records a run.
     pub fn record(&mut self, loaded: &Loaded, key: &[u64], env: &Env, steps: &[Recorded<'_>]) -> Result<()> {
+        let arguments = |&step: &usize| if let Recorded::Run(_, arguments, _) = &steps[step] { &arguments[..] } else { &[] };
+        let all = |group: &Group| group.members.iter().flat_map(arguments).copied().collect();
+        let together: Vec<Vec<Region>> = loaded.groups.iter().map(all).collect();
         let mut work = Vec::with_capacity(steps.len());
         for (step, recorded) in steps.iter().enumerate() {
-            work.push(match recorded {
+            match recorded {
                 Recorded::Run(Kernel::Cuda(spec, kernel), arguments, workspace) => {
                     within(spec, arguments, env)?;
-                    Work::Launch(Launch { step, kernel, arguments, workspace: *workspace })
+                    let workspace = *workspace;
+                    let group = loaded.groups.iter().position(|group| group.members.contains(&step));
+                    match group.map(|g| (g, &loaded.groups[g])) {
+                        None => work.push(Work::Launch(Launch { step, kernel, arguments, workspace })),
+                        Some((g, group)) if group.members.last() == Some(&step) => {
+                            let (step, kernel, arguments) = (steps.len() + g, &group.kernel, &together[g][..]);
+                            work.push(Work::Launch(Launch { step, kernel, arguments, workspace }));
+                        }
+                        Some(_) => {}
+                    }
                 }
                 Recorded::Run(..) => return Err(Error::Internal(format!("kernel {step} was prepared for another device"))),
-                Recorded::Start(copy, from, to) => Work::Start { copy: *copy, from: *from, to: *to },
-                Recorded::Finish(copy) => Work::Finish(*copy),
-            });
+                Recorded::Start(copy, from, to) => work.push(Work::Start { copy: *copy, from: *from, to: *to }),
+                Recorded::Finish(copy) => work.push(Work::Finish(*copy)),
+            }
         }
         let recorded = self.device.record(&loaded.program, key, env, !loaded.checks.is_empty(), work.into_iter());
         recorded.map_err(|e| self.error(e))
@@ -370,7 +411,7 @@ impl Check {
     /// The error for an index that is out of range.
     pub fn fault(&self, position: u64, value: i64, env: &Env) -> Error {
         let limit = u64::try_from(self.limit.at(env)).unwrap_or(0);
-        let message = Fault::Index { position, value, limit }.to_string();
+        let message = super::describe(Fault::Index { position, value, limit }, self.is_length, &self.of);
         Error::Data { mistake: Mistake { message, ..self.mistake.clone() } }
     }
 }

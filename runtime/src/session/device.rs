@@ -7,6 +7,7 @@ use slabwise_kernels::spec::{Body, Operand};
 use smallvec::SmallVec;
 
 use super::Session;
+use super::together::groups;
 use crate::backend::{Backend, Check, Kernel, Recorded};
 use crate::error::{Error, Mistake, Result};
 use crate::program::{Compiled, Place, Work};
@@ -16,11 +17,12 @@ impl Session {
     pub(crate) fn load_program(&mut self, inner: &mut Compiled) -> Result<()> {
         self.reserve_sizes()?;
         let Backend::Cuda(gpu) = &mut self.memory else { return Ok(()) };
+        let groups = if self.options.ungrouped { Vec::new() } else { groups(inner, gpu.target())? };
         // Half of a copy runs no function.
         let none = Lowered::new(Vec::new(), 0, |_| Vec::new());
         let mut kernels = Vec::with_capacity(inner.steps.len());
         let mut checks = Vec::new();
-        for step in &inner.steps {
+        for (at, step) in inner.steps.iter().enumerate() {
             let (spec, kernel) = match step.kernel() {
                 Some(Kernel::Cuda(spec, kernel)) => (spec, kernel),
                 Some(_) => return Err(Error::Internal(format!("{} was prepared for another device", step.name))),
@@ -40,10 +42,11 @@ impl Session {
                         .position(|i| i.buffer == Some(buffer) && crate::shape::elements(&i.dims) == crate::shape::elements(&spec.dims)),
                     _ => None,
                 };
-                checks.push(Check { mistake, limit: check.limit, input });
+                let (of, is_length) = (inner.indices_of(at).to_string(), step.binds.is_some());
+                checks.push(Check { mistake, step: at as u32, of, is_length, limit: check.limit, input });
             }
         }
-        inner.loaded = Some(gpu.load(&inner.name, &kernels, checks)?);
+        inner.loaded = Some(gpu.load(&inner.name, &kernels, groups, checks)?);
         let staged: u64 = inner.inputs.iter().filter_map(|i| i.buffer).map(|b| inner.buffers[b].place.bytes).sum();
         // Each starts at a multiple of 16 bytes.
         gpu.prepare_inputs(staged + self.sizes.bytes)
@@ -51,8 +54,8 @@ impl Session {
 
     /// Does the whole run by one call, where that can be: `false` if its kernels are to be run one by one.
     pub(super) fn run_recorded(&mut self, inner: &Compiled, slab: Region, fed: &[Option<Region>], env: &Env) -> Result<bool> {
+        self.memory.start(inner.loaded.as_ref(), env)?;
         let (Backend::Cuda(gpu), Some(loaded)) = (&mut self.memory, &inner.loaded) else { return Ok(false) };
-        gpu.start(loaded, env)?;
         if self.profile.is_some() || self.recording.is_some() || inner.guard > 0 || inner.finds || !gpu.graphs {
             return Ok(false);
         }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Body, Spec};
+use slabwise_kernels::spec::Spec;
 
+use super::many::Shared;
 use super::params::{Number, Params};
 use super::space::{Point, Space, Via, memory_order, pointers, touched, vector_width};
 use super::{THREADS, transpose};
@@ -63,18 +64,19 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     Ok(pointwise("elementwise", &code, space, &Nothing, bounds, target))
 }
 
-/// The function of a loop that several specs may share, with the words of this one, how many neighbours a thread takes and
-/// how many points there are; `None` for what is no such loop.
-pub fn lower_shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<(Function, Params, i64, Space)>, SpecError> {
+/// A loop as a function that several specs may share; `None` if it goes through tiles.
+pub fn lower_shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<Shared>, SpecError> {
     let code = Code::new(spec)?;
     let space = ordered(&code, Space::new(spec), bounds);
-    if spec.body != Body::Loop || spec.reduced > 0 || spec.stores.is_empty() || transpose::across(&code, &space, bounds).is_some() {
+    if transpose::across(&code, &space, bounds).is_some() {
         return Ok(None);
     }
     let mut params = Params::new(spec, bounds, target).shared();
     let width = width(&code, &space, &Nothing);
     let function = all_points("elementwise_many", &code, &space, &Nothing, &mut params, width);
-    Ok(Some((function, params, width, space)))
+    let target = *target;
+    let blocks = move |env: &Env| grid(space.points(env), width, &target);
+    Ok(Some(Shared { function, params, threads: THREADS, shared_bytes: 0, blocks: Box::new(blocks) }))
 }
 
 /// The axes in the order of the first result's memory, merged; at least one.
@@ -100,10 +102,15 @@ pub fn pointwise(kind: &str, code: &Code, space: Space, anchor: &dyn Anchor, bou
 
 /// The launch of such a kernel.
 pub fn launch(function: usize, count: i64, width: i64, params: &Params, env: &Env, target: &Target) -> Dispatch {
+    let grid = [grid(count, width, target), 1, 1];
+    Dispatch { function, grid, block: [THREADS, 1, 1], shared_bytes: 0, words: params.words(env) }
+}
+
+/// Blocks for so many points.
+fn grid(count: i64, width: i64, target: &Target) -> u32 {
     // A remainder is left to the first threads.
     let items = if width > 1 { (count / width).max(i64::from(count > 0)) } else { count };
-    let grid = [blocks(items, THREADS, target), 1, 1];
-    Dispatch { function, grid, block: [THREADS, 1, 1], shared_bytes: 0, words: params.words(env) }
+    blocks(items, THREADS, target)
 }
 
 /// How many neighbours along the last axis a thread takes.

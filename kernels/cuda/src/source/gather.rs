@@ -4,9 +4,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use slabwise_kernels::cpu::SpecError;
-use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{CheckIndex, Gather, Operand, Spec};
+use slabwise_kernels::spec::{CheckIndex, Gather, Spec};
 
 use super::THREADS;
 use super::elementwise::{Anchor, blocks, ordered, pointwise};
@@ -14,20 +13,6 @@ use super::params::{Number, Params};
 use super::space::Space;
 use crate::code::{Code, Storage, lane_type};
 use crate::lower::{Dispatch, Lowered, Target, Word};
-
-/// Fails unless an operand of an anchor has one stride per axis and one of these types.
-pub fn check_operand(what: &str, operand: &Operand, rank: usize, types: &[DType]) -> Result<(), SpecError> {
-    if operand.strides.len() != rank {
-        return Err(SpecError(format!("{what} has {} strides for {rank} axes", operand.strides.len())));
-    }
-    if !types.contains(&operand.dtype) {
-        return Err(SpecError(format!("{what} is {}, which this kernel does not take", operand.dtype)));
-    }
-    Ok(())
-}
-
-/// Types an index may have.
-pub const INDEX_TYPES: [DType; 2] = [DType::U8, DType::I32];
 
 /// A gather in a space that has two more walks: the source without the gathered axis, and the index.
 struct Lookup<'a> {
@@ -86,8 +71,6 @@ impl Anchor for Lookup<'_> {
 
 pub fn lower(spec: &Spec, gather: &Gather, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
     let code = Code::new(spec)?;
-    check_operand("the source", &gather.source, spec.dims.len(), &DType::ALL)?;
-    check_operand("the index", &gather.index, spec.dims.len(), &INDEX_TYPES)?;
     let mut space = Space::new(spec);
     let source = space.push(gather.source.offset, &gather.source.strides);
     let index = space.push(gather.index.offset, &gather.index.strides);
@@ -95,9 +78,8 @@ pub fn lower(spec: &Spec, gather: &Gather, bounds: &Env, target: &Target) -> Res
     Ok(pointwise("gather", &code, space, &Lookup { gather, source, index }, bounds, target))
 }
 
-/// A kernel that reports the first index out of range.
+/// A kernel that reports the first index out of range, unless an earlier one has reported another.
 pub fn lower_check(spec: &Spec, check: &CheckIndex, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
-    check_operand("the index", &check.index, spec.dims.len(), &INDEX_TYPES)?;
     let mut space = Space::new(spec);
     let index = space.push(check.index.offset, &check.index.strides);
     // Positions are counted in the order of the axes.
@@ -109,7 +91,8 @@ pub fn lower_check(spec: &Spec, check: &CheckIndex, bounds: &Env, target: &Targe
     let all = space.clone();
     let count: Number = Arc::new(move |env| all.points(env));
     let mut body = params.pointer("index", Storage::of(check.index.dtype).ty, 0);
-    let fault = params.address(Word::Fault);
+    let (fault, step) = (params.address(Word::Fault), params.address(Word::Step));
+    let _ = writeln!(body, "u64* const record = reinterpret_cast<u64*>({fault});\nif (record[1] != ~0ull && record[1] != {step}) return;");
     let _ = writeln!(body, "const idx count = {}, limit = {};", params.number(&count), params.size(check.limit));
     let _ = writeln!(body, "const idx threads = idx(gridDim.x) * {THREADS};");
     let _ = writeln!(body, "for (idx i = idx(blockIdx.x) * {THREADS} + threadIdx.x; i < count; i += threads) {{");
@@ -117,7 +100,7 @@ pub fn lower_check(spec: &Spec, check: &CheckIndex, bounds: &Env, target: &Targe
     let value = Storage::of(check.index.dtype).widen(&format!("index[{}]", space.place(&mut params, index, &coordinates)));
     let _ = writeln!(body, "{text}const int value = {value};\nif (value < 0 || value >= limit) {{");
     let _ = writeln!(body, "const u64 position = min(u64(i), u64(0xfffffffeu));");
-    let _ = writeln!(body, "atomicMin(reinterpret_cast<u64*>({fault}), position << 32 | unsigned(value));\nreturn;\n}}\n}}");
+    let _ = writeln!(body, "atomicMin(record, position << 32 | unsigned(value));\nrecord[1] = {step};\nreturn;\n}}\n}}");
     let function = params.function("check_index", THREADS, &body);
     let target = *target;
     Ok(Lowered::new(vec![function], 0, move |env| {

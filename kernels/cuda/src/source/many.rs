@@ -2,11 +2,10 @@
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::Spec;
+use slabwise_kernels::spec::{Body, Spec};
 
-use super::elementwise::{launch, lower_shared};
 use super::params::Params;
-use super::space::Space;
+use super::{elementwise, rows};
 use crate::lower::{Dispatch, Function, Lowered, Target, Word};
 
 /// Specs that are run together.
@@ -18,70 +17,92 @@ pub struct Together {
     pub lowered: Lowered,
 }
 
+/// A loop whose function others may share, with the words of this one.
+pub(super) struct Shared {
+    pub function: Function,
+    pub params: Params,
+    /// Threads of a block, and bytes of its dynamic shared memory: the same for all that share the function.
+    pub threads: u32,
+    pub shared_bytes: u32,
+    /// Blocks of a run.
+    pub blocks: Box<dyn Fn(&Env) -> u32 + Send + Sync>,
+}
+
 /// A spec among others of one function.
 struct Member {
-    params: Params,
-    width: i64,
-    space: Space,
+    shared: Shared,
     /// Arguments of the members before it.
     first: u16,
 }
 
-/// Source for specs that may run in any order, or at once: loops without reductions that come to the same function are run by
-/// one launch, as many as its parameter has room for. Specs of other kinds stay alone.
+/// `None` for what is no loop that one kernel does.
+fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<Shared>, SpecError> {
+    match &spec.body {
+        Body::Loop if spec.stores.is_empty() => Ok(None),
+        Body::Loop if spec.reduced == 0 => elementwise::lower_shared(spec, bounds, target),
+        Body::Loop => rows::lower_shared(spec, bounds, target),
+        _ => Ok(None),
+    }
+}
+
+/// The name of the function that a spec would share with others: specs of one name can be run by one launch. `None` for those that
+/// are always alone.
+///
+/// # Errors
+/// As [`super::lower`].
+pub fn shared_name(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<String>, SpecError> {
+    Ok(shared(spec, bounds, target)?.map(|shared| shared.function.name))
+}
+
+/// Source for specs that may run in any order, or at once: loops that come to the same function are run by one launch, as many as
+/// its parameter has room for. Specs of other kinds stay alone.
 ///
 /// # Errors
 /// As [`super::lower`].
 pub fn lower_many(specs: &[&Spec], bounds: &Env, target: &Target) -> Result<Vec<Together>, SpecError> {
-    let mut groups: Vec<(Function, Vec<usize>, Vec<Member>)> = Vec::new();
+    let mut groups: Vec<(Vec<usize>, Vec<Member>)> = Vec::new();
     let mut all = Vec::new();
     for (at, spec) in specs.iter().enumerate() {
-        let Some((function, params, width, space)) = lower_shared(spec, bounds, target)? else {
+        let Some(shared) = shared(spec, bounds, target)? else {
             all.push(Together { members: vec![at], lowered: super::lower(spec, bounds, target)? });
             continue;
         };
-        let arguments = spec.arguments().len() as u16;
-        let known = groups.iter().position(|(f, ..)| *f == function).unwrap_or_else(|| {
-            groups.push((function, vec![], vec![]));
+        let known = groups.iter().position(|(_, list)| list[0].shared.function == shared.function).unwrap_or_else(|| {
+            groups.push((vec![], vec![]));
             groups.len() - 1
         });
-        let (_, members, list) = &mut groups[known];
+        let (members, list) = &mut groups[known];
         // Equal functions have equally many arguments.
-        let first = arguments * list.len() as u16;
+        let first = (spec.arguments().len() * list.len()) as u16;
         members.push(at);
-        list.push(Member { params, width, space, first });
+        list.push(Member { shared, first });
     }
-    for (function, members, list) in groups {
-        let target = *target;
-        let launches = move |env: &Env| -> Vec<Dispatch> {
-            list.chunks(list[0].params.together()).map(|chunk| dispatch(chunk, env, &target)).collect()
-        };
+    for (members, list) in groups {
+        let function = list[0].shared.function.clone();
+        let launches =
+            move |env: &Env| -> Vec<Dispatch> { list.chunks(list[0].shared.params.together()).map(|chunk| dispatch(chunk, env)).collect() };
         all.push(Together { members, lowered: Lowered::new(vec![function], 0, launches) });
     }
     all.sort_by_key(|together| together.members[0]);
     Ok(all)
 }
 
-/// One launch for these members.
-fn dispatch(members: &[Member], env: &Env, target: &Target) -> Dispatch {
-    let of = |member: &Member| {
-        let mut one = launch(0, member.space.points(env), member.width, &member.params, env, target);
-        for word in &mut one.words {
+/// One launch for these members: the second coordinate of a block says whose it is.
+fn dispatch(members: &[Member], env: &Env) -> Dispatch {
+    let first = &members[0].shared;
+    let mut words = Vec::new();
+    for member in members {
+        let start = words.len();
+        words.extend(member.shared.params.words(env));
+        for word in &mut words[start..] {
             if let Word::Argument(argument) = word {
                 *argument += member.first;
             }
         }
-        one
-    };
-    let mut launches = members.iter().map(of);
-    let mut whole = launches.next().expect("groups have members");
-    let each = whole.words.len();
-    for next in launches {
-        whole.grid[0] = whole.grid[0].max(next.grid[0]);
-        whole.words.extend(next.words);
     }
     // Places without a member are not launched.
-    whole.words.resize(each * members[0].params.together(), Word::Number(0));
-    whole.grid[1] = members.len() as u32;
-    whole
+    words.resize(words.len() / members.len() * first.params.together(), Word::Number(0));
+    let blocks = members.iter().map(|member| (member.shared.blocks)(env)).max().unwrap_or(0);
+    let grid = [blocks, members.len() as u32, 1];
+    Dispatch { function: 0, grid, block: [first.threads, 1, 1], shared_bytes: first.shared_bytes, words }
 }

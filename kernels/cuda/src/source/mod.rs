@@ -1,5 +1,6 @@
 //! Source for every spec: [`lower`].
 
+mod compact;
 mod elementwise;
 mod gather;
 mod many;
@@ -7,10 +8,12 @@ pub(crate) mod params;
 mod pool;
 mod rows;
 mod scatter;
+mod sort;
 pub(crate) mod space;
+mod suppress;
 mod transpose;
 
-pub use many::{Together, lower_many};
+pub use many::{Together, lower_many, shared_name};
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec};
@@ -21,6 +24,7 @@ use crate::lower::{Lowered, Target};
 /// What stands in front of every program: what the functions share.
 pub const PRELUDE: &str = concat!(
     include_str!("prelude.cuh"),
+    include_str!("choose.cuh"),
     include_str!("../gemm/sides.cuh"),
     include_str!("../gemm/tiles.cuh"),
     include_str!("../gemm/registers.cuh"),
@@ -34,6 +38,7 @@ pub(crate) const THREADS: u32 = 256;
 
 /// Source for a spec that runs with sizes up to `bounds`.
 pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
+    spec.check_anchor()?;
     match &spec.body {
         Body::Loop if spec.reduced == 0 => elementwise::lower(spec, bounds, target),
         Body::Loop => rows::lower(spec, bounds, target),
@@ -43,6 +48,8 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::Gather(gather) => gather::lower(spec, gather, bounds, target),
         Body::ScatterAdd(scatter) => scatter::lower(spec, scatter, bounds, target),
         Body::CheckIndex(check) => gather::lower_check(spec, check, bounds, target),
-        Body::Compact(_) | Body::Sort(_) | Body::Suppress(_) => Err(SpecError("choosing by value has no CUDA source".into())),
+        Body::Compact(compact) => compact::lower(spec, compact, bounds, target),
+        Body::Sort(sort) => sort::lower(spec, sort, bounds, target),
+        Body::Suppress(suppress) => suppress::lower(spec, suppress, bounds, target),
     }
 }

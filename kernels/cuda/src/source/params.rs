@@ -98,13 +98,23 @@ impl Params {
         format!("{ty}* const {name} = reinterpret_cast<{ty}*>({});\n", self.address(Word::Argument(argument as u16)))
     }
 
-    /// A size: its number where it is known.
+    /// A size: its number where it is known, unless specs of other sizes share the function.
     pub fn size(&mut self, size: Size) -> String {
+        let shared = self.together.is_some() && !size.is(0) && !size.is(1);
+        if shared { self.word_of(size) } else { self.divisor(size) }
+    }
+
+    /// A size that is divided by: always its number where it is known, since dividing by a number is much faster.
+    fn divisor(&mut self, size: Size) -> String {
         match size.as_fixed() {
             Some(n) if self.wide => format!("{n}ll"),
             Some(n) => n.to_string(),
-            None => format!("idx({})", self.named(Slot::Size(size))),
+            None => self.word_of(size),
         }
+    }
+
+    fn word_of(&mut self, size: Size) -> String {
+        format!("idx({})", self.named(Slot::Size(size)))
     }
 
     /// A number of the launch, whether or not it is known now: for what would else make a function of every size.
@@ -130,7 +140,7 @@ impl Params {
 
     /// Declares the coordinates `name0`, `name1`, … of the row-major position `linear`; returns their names too.
     pub fn coordinates(&mut self, linear: &str, dims: &[Size], name: &str) -> (String, Vec<String>) {
-        let sizes: Vec<String> = dims.iter().map(|&d| self.size(d)).collect();
+        let sizes: Vec<String> = dims.iter().map(|&d| self.divisor(d)).collect();
         Params::split(linear, &sizes, name)
     }
 

@@ -4,36 +4,16 @@
 use std::fmt::Write as _;
 
 use slabwise_kernels::cpu::SpecError;
-use slabwise_kernels::dtype::{DType, Lane};
+use slabwise_kernels::dtype::Lane;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Operand, Pool2d, Pool2dGrad, PoolKind, Spec, Window};
 
 use super::elementwise::{Anchor, ordered, pointwise};
-use super::gather::{check_operand, coordinate};
+use super::gather::coordinate;
 use super::params::Params;
 use super::space::Space;
 use crate::code::{Code, Storage, lane_type};
 use crate::lower::{Lowered, Target};
-
-/// The largest window side, stride or padding taken, so that coordinates cannot overflow.
-const LARGEST: usize = 1 << 24;
-
-fn check_window(spec: &Spec, window: &Window) -> Result<(), SpecError> {
-    if spec.dims.len() != 4 {
-        return Err(SpecError(format!("pooling over {} axes instead of 4", spec.dims.len())));
-    }
-    let nonzero = window.k.iter().chain(&window.stride).all(|&n| n > 0);
-    let small = window.k.iter().chain(&window.stride).chain(&window.pad).all(|&n| n <= LARGEST);
-    if nonzero && small { Ok(()) } else { Err(SpecError(format!("pooling with {window:?}"))) }
-}
-
-fn check_positions(arg: &Operand, window: &Window) -> Result<(), SpecError> {
-    check_operand("the positions", arg, 4, &[DType::U8, DType::I32])?;
-    if arg.dtype == DType::U8 && window.k[0].saturating_mul(window.k[1]) > 256 {
-        return Err(SpecError(format!("positions in a window of {}×{} do not fit in u8", window.k[0], window.k[1])));
-    }
-    Ok(())
-}
 
 /// An operand's strides along images and channels alone.
 fn planes(operand: &Operand) -> [Size; 4] {
@@ -118,16 +98,6 @@ impl Anchor for Forward<'_> {
 
 pub fn lower(spec: &Spec, pool: &Pool2d, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
     let code = Code::new(spec)?;
-    check_window(spec, &pool.window)?;
-    let types =
-        if matches!(pool.kind, PoolKind::Avg { .. }) { &[DType::F32][..] } else { &[DType::F32, DType::I32, DType::U8, DType::Bool] };
-    check_operand("the image", &pool.x, 4, types)?;
-    if let Some(arg) = &pool.arg {
-        if pool.kind != PoolKind::Max {
-            return Err(SpecError(format!("{:?} pooling stores no positions", pool.kind)));
-        }
-        check_positions(arg, &pool.window)?;
-    }
     let mut space = Space::new(spec);
     let walks = Walks::new(&mut space, &pool.x, pool.arg.as_ref().map(|arg| (arg.offset, &arg.strides[..])));
     let space = ordered(&code, space, bounds);
@@ -192,16 +162,6 @@ impl Anchor for Backward<'_> {
 
 pub fn lower_grad(spec: &Spec, pool: &Pool2dGrad, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
     let code = Code::new(spec)?;
-    check_window(spec, &pool.window)?;
-    check_operand("the gradient", &pool.dy, 4, &[DType::F32])?;
-    match (pool.kind, &pool.arg) {
-        (PoolKind::Max, Some(arg)) => check_positions(arg, &pool.window)?,
-        (PoolKind::Avg { .. }, None) => {}
-        (kind, arg) => {
-            let with = if arg.is_some() { "with" } else { "without" };
-            return Err(SpecError(format!("the gradient of {kind:?} pooling {with} positions")));
-        }
-    }
     let mut space = Space::new(spec);
     let positions = pool.arg.as_ref().map(|arg| (arg.offset, planes(arg)));
     let walks = Walks::new(&mut space, &pool.dy, positions.as_ref().map(|(offset, strides)| (*offset, &strides[..])));

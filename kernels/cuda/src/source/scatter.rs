@@ -8,13 +8,12 @@
 use std::fmt::Write as _;
 
 use slabwise_kernels::cpu::SpecError;
-use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{ScatterAdd, Spec};
 
 use super::THREADS;
 use super::elementwise::{Anchor, all_points, launch, ordered, pointwise, width};
-use super::gather::{INDEX_TYPES, check_operand, coordinate};
+use super::gather::coordinate;
 use super::params::Params;
 use super::space::{Space, points};
 use crate::code::{Code, Storage};
@@ -120,12 +119,6 @@ impl Anchor for Lists<'_> {
 pub fn lower(spec: &Spec, scatter: &ScatterAdd, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
     let code = Code::new(spec)?;
     let (rank, axis) = (spec.dims.len(), scatter.axis);
-    check_operand("the value", &scatter.value, rank, &[DType::F32])?;
-    check_operand("the index", &scatter.index, rank, &INDEX_TYPES)?;
-    let axes_match = scatter.space.len() == rank && axis < rank && (0..rank).all(|a| a == axis || spec.dims[a] == scatter.space[a]);
-    if !axes_match {
-        return Err(SpecError(format!("values over {:?} scattered along axis {axis} of {:?}", scatter.space, spec.dims)));
-    }
     let without_axis = |strides: &[Size]| -> Vec<Size> { (0..rank).map(|a| if a == axis { Size::ZERO } else { strides[a] }).collect() };
     let mut space = Space::new(spec);
     let mut walks = Walks {
@@ -251,14 +244,7 @@ impl Groups {
         let mut body = format!("int* const starts = reinterpret_cast<int*>({address});\n");
         let (len, many) = (params.size(spec.dims[scatter.axis]), params.size(scatter.space[scatter.axis]));
         let _ = writeln!(body, "const idx len = {len}, group = blockIdx.x, many = {many};\nint* const own = starts + group * (len + 1);");
-        let _ = writeln!(body, "const int t = threadIdx.x;\n__shared__ int sums[{THREADS}];");
-        let _ = writeln!(body, "const idx each = (len + {THREADS} - 1) / {THREADS}, from = t * each, to = min(len, from + each);");
-        body += "int sum = 0;\nfor (idx i = from; i < to; ++i) sum += own[i];\nsums[t] = sum;\n__syncthreads();\n";
-        let _ =
-            writeln!(body, "for (int o = 1; o < {THREADS}; o <<= 1) {{\nconst int before = t >= o ? sums[t - o] : 0;\n__syncthreads();");
-        body += "sums[t] += before;\n__syncthreads();\n}\nint next = int(group * many) + sums[t] - sum;\n";
-        body += "for (idx i = from; i < to; ++i) {\nconst int count = own[i];\nown[i] = next;\nnext += count;\n}\n";
-        let _ = writeln!(body, "if (t == {}) own[len] = int(group * many) + sums[t];", THREADS - 1);
+        let _ = writeln!(body, "__shared__ int sums[{THREADS}];\nscan_counts<{THREADS}>(own, len, int(group * many), sums);");
         params.function("scatter_scan", THREADS, &body)
     }
 }

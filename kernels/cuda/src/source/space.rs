@@ -30,6 +30,11 @@ impl Space {
         }
     }
 
+    /// A space that no operands of a program are walked over.
+    pub fn over(dims: &[Size]) -> Space {
+        Space { dims: dims.to_vec(), walks: vec![], operands: 0, indices: 0 }
+    }
+
     /// Adds a walk, and returns its number.
     pub fn push(&mut self, offset: Size, strides: &[Size]) -> usize {
         self.walks.push((offset, strides.to_vec()));

@@ -2,9 +2,10 @@
 #![allow(dead_code)] // each test binary uses a part of it
 
 pub mod gpu;
+pub mod layouts;
 
 use slabwise_cuda::cache::Cache;
-use slabwise_cuda::emulator::{Check, Emulator, Order, protect};
+use slabwise_cuda::emulator::{Check, Emulator, Order, asan_library, protect};
 use slabwise_cuda::{Function, Lowered, PRELUDE, Target, Word, lower, nvrtc};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::DType;
@@ -127,7 +128,7 @@ impl Case {
         let own: Vec<usize> = self.args.iter().map(|a| slab.push(a)).collect();
         let at: Vec<usize> = (0..own.len()).map(|a| own[self.region_of(a)]).collect();
         let workspace = slab.push(&vec![0xff; lowered.workspace as usize]);
-        let record = slab.push(&fault.to_le_bytes());
+        let record = slab.push(&[fault.to_le_bytes(), NO_FAULT.to_le_bytes()].concat());
         let mut slab = slab.fixed();
         slab.protect(true);
         let base = slab.base() as u64;
@@ -140,6 +141,7 @@ impl Case {
                     Word::Argument(a) => base + at[usize::from(*a)] as u64,
                     Word::Workspace(offset) => base + workspace as u64 + offset,
                     Word::Fault => base + record as u64,
+                    Word::Step => 7,
                     Word::Number(n) => *n as u64,
                 })
                 .collect();
@@ -262,6 +264,19 @@ pub fn compile_for_gpu(functions: &[Function], sm: u32, spill_bytes_max: u32) {
     let cubin = cache.compile(&nvrtc::Program::new(PRELUDE, functions, sm)).unwrap_or_else(|e| panic!("{e}"));
     let spilled: Vec<_> = cubin.usage.iter().filter(|u| u.spill_bytes > spill_bytes_max).collect();
     assert!(spilled.is_empty(), "sm_{sm}: {spilled:?}");
+}
+
+/// Runs an ignored test of this binary in a process that checks addresses, and fails if it fails.
+pub fn sanitized(test: &str) {
+    let library = asan_library().expect("g++ comes with the sanitizer");
+    let child = std::process::Command::new(std::env::current_exe().expect("a path"))
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .env("LD_PRELOAD", library)
+        .env("ASAN_OPTIONS", "detect_leaks=0:halt_on_error=0:handle_segv=0:allow_user_segv_handler=1")
+        .output()
+        .expect("runs");
+    let text = String::from_utf8_lossy(&child.stdout).into_owned() + &String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success() && text.contains("1 passed"), "{text}");
 }
 
 /// Functions of a GPU's own that are not the host's, such as of exponentials: what is not exact may be this far off there.

@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{Common, Geometry, Tile, Tiling, check_positions, in_fours};
-use crate::cpu::walk::{Scratch, Vectorized, Walk, check_operand, vectorized};
+use super::{Common, Geometry, Tile, Tiling, in_fours};
+use crate::cpu::walk::{Scratch, Vectorized, Walk, vectorized};
 use crate::cpu::{Config, Isa, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::Env;
@@ -105,18 +105,7 @@ pub(crate) struct Pool2d {
 
 impl Pool2d {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
-        let Body::Pool2d(pool) = &spec.body else { return Err(SpecError("not a pooling".into())) };
-        let common = Common::new(spec, &pool.window, bound, config)?;
-        let types =
-            if matches!(pool.kind, PoolKind::Avg { .. }) { &[DType::F32][..] } else { &[DType::F32, DType::I32, DType::U8, DType::Bool] };
-        check_operand("the image", &pool.x, 4, types)?;
-        if let Some(arg) = &pool.arg {
-            if pool.kind != PoolKind::Max {
-                return Err(SpecError(format!("{:?} pooling stores no positions", pool.kind)));
-            }
-            check_positions(arg, &pool.window)?;
-        }
-        Ok(Pool2d { common })
+        Ok(Pool2d { common: Common::new(spec, bound, config)? })
     }
 
     pub fn workspace(&self) -> u64 {

@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::forward::Source;
-use super::{Common, Geometry, Tile, Tiling, check_positions, in_fours};
-use crate::cpu::walk::{Scratch, Vectorized, Walk, check_operand, vectorized};
+use super::{Common, Geometry, Tile, Tiling, in_fours};
+use crate::cpu::walk::{Scratch, Vectorized, Walk, vectorized};
 use crate::cpu::{Config, Isa, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::Env;
@@ -18,18 +18,7 @@ pub(crate) struct Pool2dGrad {
 
 impl Pool2dGrad {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
-        let Body::Pool2dGrad(pool) = &spec.body else { return Err(SpecError("not the gradient of a pooling".into())) };
-        let common = Common::new(spec, &pool.window, bound, config)?;
-        check_operand("the gradient", &pool.dy, 4, &[DType::F32])?;
-        match (pool.kind, &pool.arg) {
-            (PoolKind::Max, Some(arg)) => check_positions(arg, &pool.window)?,
-            (PoolKind::Avg { .. }, None) => {}
-            (kind, arg) => {
-                let with = if arg.is_some() { "with" } else { "without" };
-                return Err(SpecError(format!("the gradient of {kind:?} pooling {with} positions")));
-            }
-        }
-        Ok(Pool2dGrad { common })
+        Ok(Pool2dGrad { common: Common::new(spec, bound, config)? })
     }
 
     pub fn workspace(&self) -> u64 {

@@ -19,9 +19,10 @@ use slabwise_kernels::spec::{Inst, Spec};
 use self::emit::{Emitter, Part};
 use self::levels::Levels;
 use super::THREADS;
+use super::many::Shared;
 use super::params::Params;
 use super::space::{Space, memory_order, points, touched, vector_width};
-use crate::code::Code;
+use crate::code::{Code, Fold};
 use crate::lower::{Dispatch, Lowered, Target};
 
 /// Rows longer than this have a block each; there is no use in more than a warp for shorter ones.
@@ -67,34 +68,67 @@ impl Mapping {
     }
 }
 
+/// A spec's rows, and how they are shared among threads.
+struct Plan<'a> {
+    code: Code<'a>,
+    levels: Levels,
+    space: Space,
+    kept: usize,
+    mapping: Mapping,
+}
+
+impl<'a> Plan<'a> {
+    fn new(spec: &'a Spec, bounds: &Env, target: &Target) -> Result<Plan<'a>, SpecError> {
+        let code = Code::new(spec)?;
+        let finds = code.needed().any(|i| matches!(&spec.code[i], Inst::Reduce(op, a) if Fold::new(*op, code.lane(*a)).finds()));
+        let reduced_points = points(&spec.dims[spec.dims.len() - spec.reduced..], bounds);
+        if finds && reduced_points >= i64::from(i32::MAX) {
+            return Err(SpecError(format!("a position among {reduced_points} elements does not fit in an i32")));
+        }
+        let (space, kept) = ordered(&code, bounds, finds);
+        let levels = Levels::new(&code);
+        let mapping = mapping(&code, &levels, &space, kept, bounds, target);
+        Ok(Plan { code, levels, space, kept, mapping })
+    }
+
+    fn emitter(&self) -> Emitter<'_> {
+        Emitter { code: &self.code, levels: &self.levels, space: &self.space, kept: self.kept, mapping: &self.mapping }
+    }
+
+    /// Blocks that whole rows are shared among.
+    fn blocks(&self, target: &Target) -> impl Fn(&Env) -> u32 + Send + Sync + 'static {
+        let (rows, each, target) = (self.space.dims[..self.kept].to_vec(), self.mapping.rows(), *target);
+        move |env| super::elementwise::blocks(points(&rows, env), each, &target)
+    }
+}
+
 pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
-    let code = Code::new(spec)?;
     if spec.stores.is_empty() {
         return Ok(Lowered::new(vec![], 0, |_| vec![]));
     }
-    let finds = code.needed().any(|i| matches!(&spec.code[i], Inst::Reduce(op, a) if crate::code::Fold::new(*op, code.lane(*a)).finds()));
-    let reduced_points = points(&spec.dims[spec.dims.len() - spec.reduced..], bounds);
-    if finds && reduced_points >= i64::from(i32::MAX) {
-        return Err(SpecError(format!("a position among {reduced_points} elements does not fit in an i32")));
+    let plan = Plan::new(spec, bounds, target)?;
+    let mut params = Params::new(spec, bounds, target);
+    if plan.mapping.parts > 1 {
+        let rows = plan.space.dims[..plan.kept].to_vec();
+        return Ok(cut(&plan.emitter(), params, points(&rows, bounds), rows));
     }
-    let (space, kept) = ordered(&code, bounds, finds);
-    let levels = Levels::new(&code);
-    let mapping = mapping(&code, &levels, &space, kept, bounds, target);
-    let params = Params::new(spec, bounds, target);
-    let emitter = Emitter { code: &code, levels: &levels, space: &space, kept, mapping: &mapping };
-    let rows = space.dims[..kept].to_vec();
-    let row_bound = points(&rows, bounds);
-    if mapping.parts > 1 {
-        return Ok(cut(&emitter, params, row_bound, rows));
-    }
-    let mut params = params;
-    let function = emitter.whole(&mut params);
-    let shared_bytes = emitter.shared_bytes();
-    let (threads, each, target) = (mapping.threads, mapping.rows(), *target);
+    let function = plan.emitter().whole(&mut params);
+    let (threads, shared_bytes, blocks) = (plan.mapping.threads, plan.emitter().shared_bytes(), plan.blocks(target));
     Ok(Lowered::new(vec![function], 0, move |env| {
-        let grid = [super::elementwise::blocks(points(&rows, env), each, &target), 1, 1];
-        vec![Dispatch { function: 0, grid, block: [threads, 1, 1], shared_bytes, words: params.words(env) }]
+        vec![Dispatch { function: 0, grid: [blocks(env), 1, 1], block: [threads, 1, 1], shared_bytes, words: params.words(env) }]
     }))
+}
+
+/// Rows as a function that several specs may share; `None` if they are cut.
+pub fn lower_shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<Shared>, SpecError> {
+    let plan = Plan::new(spec, bounds, target)?;
+    if plan.mapping.parts > 1 {
+        return Ok(None);
+    }
+    let mut params = Params::new(spec, bounds, target).shared();
+    let function = plan.emitter().whole(&mut params);
+    let (threads, shared_bytes, blocks) = (plan.mapping.threads, plan.emitter().shared_bytes(), Box::new(plan.blocks(target)));
+    Ok(Some(Shared { function, params, threads, shared_bytes, blocks }))
 }
 
 /// The space in the order of memory, merged, with its number of kept axes; at least one axis of each kind.

@@ -1,0 +1,100 @@
+
+// ---- Choosing and ordering by value ------------------------------------------------------------------------------------------
+
+/// Turns counts into where each begins, from `first` on, and puts behind them where the last one ends. By all THREADS threads
+/// of a block, which have `sums[THREADS]` in common.
+template <int THREADS, class I>
+SLABWISE_INLINE void scan_counts(int* counts, I len, int first, int* sums) {
+    const int t = threadIdx.x;
+    const I each = (len + THREADS - 1) / THREADS, from = t * each, to = min(len, I(from + each));
+    int sum = 0;
+    for (I i = from; i < to; ++i) sum += counts[i];
+    sums[t] = sum;
+    __syncthreads();
+    for (int o = 1; o < THREADS; o <<= 1) {
+        const int before = t >= o ? sums[t - o] : 0;
+        __syncthreads();
+        sums[t] += before;
+        __syncthreads();
+    }
+    int next = first + sums[t] - sum;
+    for (I i = from; i < to; ++i) {
+        const int count = counts[i];
+        counts[i] = next;
+        next += count;
+    }
+    if (t == THREADS - 1) counts[len] = first + sums[t];
+}
+
+/// Where the true ones among the threads of a block go, from `next` on, in the order of the threads; moves `next` past them.
+/// By all THREADS threads, which have `ends[THREADS / 32]` in common.
+template <int THREADS>
+SLABWISE_INLINE int place_true(bool flag, int& next, int* ends) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const unsigned votes = __ballot_sync(0xffffffffu, flag);
+    if (lane == 0) ends[warp] = __popc(votes);
+    __syncthreads();
+    int place = next + __popc(votes & ((1u << lane) - 1u));
+#pragma unroll
+    for (int w = 0; w < THREADS / 32; ++w) {
+        if (w < warp) place += ends[w];
+        next += ends[w];
+    }
+    __syncthreads();
+    return place;
+}
+
+/// An element and its position as one number: in the order of the elements, then of the positions.
+template <class T>
+SLABWISE_INLINE u64 sort_key(T x, int position, unsigned flip) {
+    const unsigned rank = unsigned(rank_largest(x)) ^ 0x80000000u ^ flip;
+    return u64(rank) << 32 | unsigned(position);
+}
+
+/// Sorts COUNT keys, a power of two, by COUNT / 2 threads, of which this one has the number `m` (a bitonic network; Batcher
+/// 1968). All threads of the block come here, each with keys of its own team.
+template <int COUNT>
+SLABWISE_INLINE void sort_bitonic(u64* keys, int m) {
+    for (int run = 2; run <= COUNT; run <<= 1)
+        for (int step = run >> 1; step > 0; step >>= 1) {
+            __syncthreads();
+            const int i = 2 * m - (m & (step - 1)), j = i + step;
+            const u64 a = keys[i], b = keys[j];
+            if ((a > b) == ((i & run) == 0)) {
+                keys[i] = b;
+                keys[j] = a;
+            }
+        }
+    __syncthreads();
+}
+
+/// How many of the first `diagonal` keys of two ascending lists together are the first list's (merge path; Green, McColl,
+/// Bader 2012).
+template <class I>
+SLABWISE_INLINE I merge_split(const u64* a, I a_len, const u64* b, I b_len, I diagonal) {
+    I low = max(I(0), I(diagonal - b_len)), high = min(diagonal, a_len);
+    while (low < high) {
+        const I middle = (low + high) / 2;
+        if (a[middle] < b[diagonal - 1 - middle]) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/// Two corners of a box, and its area.
+struct Box {
+    float x0, y0, x1, y1, area;
+};
+
+// Products are rounded before they are added, so that shares are the CPU's in every bit.
+SLABWISE_INLINE Box box_of(float x0, float y0, float x1, float y1) {
+    return {x0, y0, x1, y1, __fmul_rn(__fadd_rn(x1, -x0), __fadd_rn(y1, -y0))};
+}
+
+/// The intersection of two boxes as a share of their union; NaN if both are empty.
+SLABWISE_INLINE float box_overlap(const Box& a, const Box& b) {
+    const float width = fmaxf(__fadd_rn(fminf(a.x1, b.x1), -fmaxf(a.x0, b.x0)), 0.0f);
+    const float height = fmaxf(__fadd_rn(fminf(a.y1, b.y1), -fmaxf(a.y0, b.y0)), 0.0f);
+    const float shared = __fmul_rn(width, height);
+    return shared / __fadd_rn(__fadd_rn(a.area, b.area), -shared);
+}

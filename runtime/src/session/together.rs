@@ -1,0 +1,176 @@
+//! Which steps of a program a device does by one launch.
+//!
+//! An optimizer's updates are one small program over many parameters, and so are the sums over a batch that the gradients of biases
+//! are: loops that come to the same function ([`slabwise_cuda::lower_many`]). In the plan's order they stand apart, since each
+//! runs as soon as its gradient is there, so that the gradient's bytes can be used again. Here they are brought together
+//! without asking for another plan: a step is put off to a later one's turn only past steps that touch none of the bytes it
+//! writes and write none of those it reads. So every step computes what it did, and offsets and peak stay as they were planned.
+
+use slabwise_cuda::Target;
+use slabwise_kernels::spec::{Access, Body};
+
+use crate::backend::{Group, Kernel};
+use crate::error::{Error, Result};
+use crate::program::{Compiled, Place, Step};
+
+/// Most steps of a group: their arguments are counted in 16 bits.
+const MEMBERS_MAX: usize = 1000;
+
+/// Where a step reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    Slab,
+    Variable(usize),
+    Sizes,
+    /// What was found out of range.
+    Faults,
+}
+
+/// Some bytes, and whether they are written.
+#[derive(Clone, Copy, Debug)]
+struct Touched {
+    memory: Memory,
+    from: u64,
+    to: u64,
+    written: bool,
+}
+
+impl Touched {
+    fn conflicts(&self, other: &Touched) -> bool {
+        (self.written || other.written) && self.memory == other.memory && self.from < other.to && other.from < self.to
+    }
+}
+
+/// What a step touches; `guarded` is whether it looks at what was found out of range.
+fn touched(inner: &Compiled, step: &Step, guarded: bool) -> Vec<Touched> {
+    let slab = |from, to, written| Touched { memory: Memory::Slab, from, to, written };
+    let Some(Kernel::Cuda(spec, _)) = step.kernel() else { return vec![slab(0, u64::MAX, true)] };
+    let mut list = vec![slab(step.workspace.offset, step.workspace.offset + step.workspace.bytes, true)];
+    if guarded || matches!(spec.body, Body::CheckIndex(_)) {
+        list.push(Touched { memory: Memory::Faults, from: 0, to: 1, written: !guarded });
+    }
+    for (place, (_, _, access)) in step.places.iter().zip(spec.arguments()) {
+        let written = access != Access::Read;
+        list.push(match *place {
+            Place::Planned(b) | Place::Slice(b, _) => {
+                let place = inner.buffers[b].place;
+                slab(place.offset, place.offset + place.bytes, written)
+            }
+            Place::Variable(v) => Touched { memory: Memory::Variable(v), from: 0, to: 1, written },
+            Place::Sizes => Touched { memory: Memory::Sizes, from: 0, to: 1, written },
+        });
+    }
+    list
+}
+
+/// The groups of a program's steps.
+pub(super) fn groups(inner: &Compiled, target: Target) -> Result<Vec<Group>> {
+    if inner.finds {
+        // Its runs are not recorded.
+        return Ok(Vec::new());
+    }
+    let invalid = |e: slabwise_kernels::cpu::SpecError| Error::Internal(e.to_string());
+    let bounds = inner.symbols.bounds();
+    let specs: Vec<_> =
+        inner.steps.iter().map(|step| if let Some(Kernel::Cuda(spec, _)) = step.kernel() { Some(&**spec) } else { None }).collect();
+    let checked = specs.iter().flatten().any(|spec| matches!(spec.body, Body::CheckIndex(_)));
+    let assigns = |step: &Step, spec: &slabwise_kernels::spec::Spec| {
+        let arguments = spec.arguments();
+        step.places.iter().zip(&arguments).any(|(place, (_, _, access))| matches!(place, Place::Variable(_)) && *access != Access::Read)
+    };
+    let guarded = |at: usize| checked && specs[at].is_some_and(|spec| assigns(&inner.steps[at], spec));
+    let all: Vec<Vec<Touched>> = inner.steps.iter().enumerate().map(|(at, step)| touched(inner, step, guarded(at))).collect();
+    let clear = |a: usize, b: usize| all[a].iter().all(|x| all[b].iter().all(|y| !x.conflicts(y)));
+    // Steps of one function, in their order.
+    let mut kinds: Vec<(String, Vec<usize>)> = Vec::new();
+    for (at, spec) in specs.iter().enumerate() {
+        let Some(spec) = spec else { continue };
+        let Some(name) = slabwise_cuda::shared_name(spec, &bounds, &Target { guarded: guarded(at), ..target }).map_err(invalid)? else {
+            continue;
+        };
+        match kinds.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, steps)) => steps.push(at),
+            None => kinds.push((name, vec![at])),
+        }
+    }
+    let mut groups = Vec::new();
+    for (_, steps) in kinds {
+        for members in together(&steps, &clear) {
+            let own: Vec<_> = members.iter().filter_map(|&at| specs[at]).collect();
+            let target = Target { guarded: guarded(members[0]), ..target };
+            let mut lowered = slabwise_cuda::lower_many(&own, &bounds, &target).map_err(invalid)?;
+            if let (Some(one), true) = (lowered.pop(), lowered.is_empty()) {
+                groups.push(Group { members, kernel: one.lowered });
+            }
+        }
+    }
+    Ok(groups)
+}
+
+/// Those of these steps, ascending, that can be done with a later one, in groups of two and more; `clear` tells whether two
+/// steps may change places. A group is closed when one of its steps can be put off no further, which makes the fewest groups.
+fn together(steps: &[usize], clear: &dyn Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
+    let (mut found, mut open) = (Vec::new(), Vec::<usize>::new());
+    for &next in steps {
+        let from = open.last().map_or(0, |last| last + 1);
+        let moves = |&at: &usize| (from..=next).all(|other| clear(at, other));
+        if open.len() == MEMBERS_MAX || !open.iter().all(moves) {
+            found.push(std::mem::take(&mut open));
+        }
+        open.push(next);
+    }
+    found.push(open);
+    found.retain(|group| group.len() > 1);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// Random steps on few bytes: whatever is brought together, each byte sees its reads and writes in the order it did.
+    #[test]
+    fn steps_are_put_off_past_nothing_that_they_meet() {
+        arbtest::arbtest(|u| {
+            let count = u.int_in_range(1..=9usize)?;
+            let mut bytes: Vec<Vec<(u8, bool)>> = Vec::new();
+            let mut kinds: Vec<Vec<usize>> = vec![Vec::new(); 3];
+            for at in 0..count {
+                let mut own = Vec::new();
+                for _ in 0..u.int_in_range(0..=3)? {
+                    own.push((u.int_in_range(0..=9u8)?, u.arbitrary()?));
+                }
+                bytes.push(own);
+                if let Some(kind) = kinds.get_mut(u.int_in_range(0..=3usize)?) {
+                    kind.push(at);
+                }
+            }
+            let clear = |a: usize, b: usize| bytes[a].iter().all(|x| bytes[b].iter().all(|y| x.0 != y.0 || !(x.1 || y.1)));
+            let groups: Vec<Vec<usize>> = kinds.iter().flat_map(|steps| together(steps, &clear)).collect();
+            // When each step runs, by the definition: with the last of its group.
+            let turn = |at: usize| groups.iter().find(|g| g.contains(&at)).map_or(at, |g| g[g.len() - 1]);
+            for a in 0..count {
+                for b in a + 1..count {
+                    let swapped = turn(a) >= turn(b);
+                    assert!(!swapped || clear(a, b), "{a} and {b} of {bytes:?} in {groups:?}");
+                }
+            }
+            let members: Vec<usize> = groups.concat();
+            assert_eq!(members.iter().collect::<HashSet<_>>().len(), members.len());
+            // As few launches as any choice of turns could have: every step has one in its reach.
+            for steps in kinds.iter().filter(|steps| !steps.is_empty()) {
+                let reaches = |at: usize, to: usize| at <= to && (at + 1..=to).all(|other| clear(at, other));
+                let enough = |turns: &u32| {
+                    let chosen = |at: &usize| turns >> at & 1 != 0;
+                    steps.iter().all(|&at| steps.iter().filter(|to| chosen(to)).any(|&to| reaches(at, to)))
+                };
+                let fewest = (1u32..1 << count).filter(enough).map(u32::count_ones).min();
+                let taken: HashSet<usize> = steps.iter().map(|&at| turn(at)).collect();
+                assert_eq!(Some(taken.len() as u32), fewest, "{steps:?} of {bytes:?} in {groups:?}");
+            }
+            Ok(())
+        });
+    }
+}
