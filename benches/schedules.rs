@@ -1,11 +1,11 @@
-//! Orders and recomputation: graphs of a folder in the format `remat-graph-v1`, and the built-in models under budgets. Prints
+//! Orders, recomputation and offload: graphs of a folder in the format `remat-graph-v1`, and the built-in models under budgets. Prints
 //! tables for `benches/RESULTS.md`.
 //!
 //! ```text
-//! SLABWISE_GRAPHS=FOLDER cargo bench --bench schedules -- [order|remat|models] [--only TEXT] [--time-limit SECONDS]
+//! SLABWISE_GRAPHS=FOLDER cargo bench --bench schedules -- [order|remat|combined|models] [--only TEXT] [--time-limit SECONDS]
 //! ```
 //!
-//! The folder's files end in `.json` or `.json.gz`; without it only the models are measured.
+//! Without `--time-limit`, each schedule of `remat` may take 50 ms, and each of `combined` 2 s. The folder's files end in `.json` or `.json.gz`; without it only the models are measured.
 
 use slabwise::models::{Model, OptimizerKind};
 use slabwise::{Budget, Device, Error, Params, Session};
@@ -26,25 +26,31 @@ const FRACTIONS: [f64; 3] = [0.75, 0.5, 0.35];
 struct Args {
     tables: Vec<String>,
     only: String,
-    limit: Duration,
+    limit: Option<Duration>,
+}
+
+impl Args {
+    fn limit(&self, otherwise: u64) -> Limit {
+        Limit::Time(self.limit.unwrap_or(Duration::from_millis(otherwise)))
+    }
 }
 
 fn args() -> Result<Args> {
-    let mut args = Args { tables: Vec::new(), only: String::new(), limit: Duration::from_millis(50) };
+    let mut args = Args { tables: Vec::new(), only: String::new(), limit: None };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} needs a value"));
         match word.as_str() {
             "--only" => args.only = value()?,
-            "--time-limit" => args.limit = Duration::try_from_secs_f64(value()?.parse()?)?,
+            "--time-limit" => args.limit = Some(Duration::try_from_secs_f64(value()?.parse()?)?),
             // What `cargo bench` adds by itself.
             "--bench" => {}
-            table @ ("order" | "remat" | "models") => args.tables.push(table.into()),
+            table @ ("order" | "remat" | "combined" | "models") => args.tables.push(table.into()),
             other => return Err(format!("unknown argument `{other}`").into()),
         }
     }
     if args.tables.is_empty() {
-        args.tables = ["order", "remat", "models"].map(String::from).into();
+        args.tables = ["order", "remat", "combined", "models"].map(String::from).into();
     }
     Ok(args)
 }
@@ -55,7 +61,8 @@ fn main() -> Result<()> {
     for table in &args.tables {
         match table.as_str() {
             "order" => orders(&graphs),
-            "remat" => budgets(&graphs, args.limit)?,
+            "remat" => budgets(&graphs, args.limit(50))?,
+            "combined" => combined(&graphs, args.limit(2000))?,
             _ => models(&args)?,
         }
     }
@@ -110,11 +117,11 @@ fn orders(graphs: &[(String, RematGraph)]) {
 }
 
 /// The cheapest schedules within budgets.
-fn budgets(graphs: &[(String, RematGraph)], limit: Duration) -> Result<()> {
+fn budgets(graphs: &[(String, RematGraph)], limit: Limit) -> Result<()> {
     println!("\n| graph | operations | budget | peak | floor | overhead % | at least % | seconds |\n|---|---|---|---|---|---|---|---|");
     for (name, graph) in graphs {
         for fraction in FRACTIONS {
-            let options = RematOptions { budget: remat::Budget::Fraction(fraction), link: None, limit: Limit::Time(limit), seed: 0 };
+            let options = RematOptions { budget: remat::Budget::Fraction(fraction), link: None, limit, seed: 0 };
             let begin = Instant::now();
             let found = remat(graph, &options)?;
             let seconds = begin.elapsed().as_secs_f64();
@@ -131,6 +138,46 @@ fn budgets(graphs: &[(String, RematGraph)], limit: Duration) -> Result<()> {
             );
         }
     }
+    Ok(())
+}
+
+/// Times to copy a byte, in units of cost: 19.5 TFLOP/s against 25 GB/s, and a link 2.6 times faster.
+const LINKS: [f64; 2] = [780.0, 300.0];
+
+/// The fastest schedules within budgets with recomputation alone and with a link to the host besides.
+fn combined(graphs: &[(String, RematGraph)], limit: Limit) -> Result<()> {
+    println!(
+        "\n| graph | budget | link | without link % | with link % | of that recomputed % | bytes sent | seconds |\n|---|---|---|---|---|---|---|---|"
+    );
+    let mut worse = Vec::new();
+    for (name, graph) in graphs {
+        for fraction in FRACTIONS {
+            let options = RematOptions { budget: remat::Budget::Fraction(fraction), link: None, limit, seed: 0 };
+            let alone = remat(graph, &options)?;
+            let base = graph.base_cost().max(1) as f64;
+            let over = |met: bool, time: u128| match met {
+                true => format!("{:.3}", 100.0 * (time as f64 / base - 1.0)),
+                false => "not met".into(),
+            };
+            for link in LINKS {
+                let begin = Instant::now();
+                let found = remat(graph, &RematOptions { link: Some(link), ..options })?;
+                let seconds = begin.elapsed().as_secs_f64();
+                println!(
+                    "| {name} | {} | {link} | {} | {} | {:.3} | {} | {seconds:.3} |",
+                    found.budget,
+                    over(alone.is_met(), alone.time),
+                    over(found.is_met(), found.time),
+                    100.0 * (found.cost as f64 / base - 1.0),
+                    found.offloaded_bytes(graph)
+                );
+                if alone.is_met() && !(found.is_met() && found.time <= alone.time) {
+                    worse.push(format!("{name} at {} over {link}", found.budget));
+                }
+            }
+        }
+    }
+    println!("\nWorse with a link than without: {}", if worse.is_empty() { "none".into() } else { worse.join(", ") });
     Ok(())
 }
 

@@ -3,8 +3,10 @@
 //! On the CPU both are at hand. What lies on another device is reached by copies: [`Backend::look`] and [`Backend::edit`]
 //! show a region as host memory wherever it lies.
 
+mod copies;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod pool;
 
 use slabwise_kernels::cpu::{self, Config, Fault, SpecError, Team};
 use slabwise_kernels::memory::{Memory, Region};
@@ -14,21 +16,30 @@ use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
 #[cfg(feature = "cuda")]
-pub(crate) use cuda::{Check, Gpu, Loaded};
+pub(crate) use cuda::{Check, Gpu, Loaded, Recorded};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::memory::{MemoryConfig, MemoryInfo, Range, Refused, Source, Stream};
+use crate::memory::MemoryConfig;
 
 /// What kernels are prepared for.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Target {
     /// The CPU.
     Cpu(Config),
-    /// A CUDA device.
+    /// A CUDA device, and who times products there, if somebody does.
     #[cfg(feature = "cuda")]
-    Cuda(slabwise_cuda::Target),
+    Cuda(slabwise_cuda::Target, Option<slabwise_cuda::Tuner>),
 }
+
+/// How a spec is computed, where there is a choice.
+#[cfg(feature = "cuda")]
+pub(crate) use slabwise_cuda::Choice;
+
+/// Without the feature there is no choice.
+#[cfg(not(feature = "cuda"))]
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Choice;
 
 impl Target {
     /// Whether products take halves as they are; the CPU has kernels for f32 alone.
@@ -36,7 +47,31 @@ impl Target {
         match self {
             Target::Cpu(_) => false,
             #[cfg(feature = "cuda")]
-            Target::Cuda(_) => true,
+            Target::Cuda(..) => true,
+        }
+    }
+
+    /// How each of a program's specs is best computed. `guarded` as for [`Kernel::new`].
+    pub(crate) fn choose(&self, specs: &[(&Spec, bool)], bounds: &Env) -> Vec<Choice> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Target::Cuda(target, Some(tuner)) => {
+                let of = |&(spec, guarded): &(_, bool)| (spec, slabwise_cuda::Target { guarded, ..*target });
+                tuner.choose(&specs.iter().map(of).collect::<Vec<_>>(), bounds)
+            }
+            _ => {
+                let _ = bounds;
+                vec![Choice::default(); specs.len()]
+            }
+        }
+    }
+
+    /// The same without anybody who times products.
+    pub(crate) fn untuned(self) -> Target {
+        match self {
+            #[cfg(feature = "cuda")]
+            Target::Cuda(target, _) => Target::Cuda(target, None),
+            cpu => cpu,
         }
     }
 }
@@ -52,16 +87,16 @@ pub enum Kernel {
 
 impl Kernel {
     /// Prepares a spec. `guarded`: it stores to weights or state, which it must not if an index was out of range before it.
-    pub fn new(spec: Spec, bounds: &Env, target: &Target, guarded: bool) -> Result<Kernel, SpecError> {
+    pub(crate) fn new(spec: Spec, bounds: &Env, target: &Target, guarded: bool, choice: &Choice) -> Result<Kernel, SpecError> {
         match target {
             // On the CPU a run has stopped by then.
             Target::Cpu(config) => {
-                let _ = guarded;
+                let _ = (guarded, choice);
                 cpu::Kernel::new(spec, bounds, config).map(|kernel| Kernel::Cpu(Box::new(kernel)))
             }
             #[cfg(feature = "cuda")]
-            Target::Cuda(target) => {
-                let lowered = slabwise_cuda::lower(&spec, bounds, &slabwise_cuda::Target { guarded, ..*target })?;
+            Target::Cuda(target, _) => {
+                let lowered = slabwise_cuda::lower_as(&spec, bounds, &slabwise_cuda::Target { guarded, ..*target }, choice)?;
                 Ok(Kernel::Cuda(Box::new(spec), lowered))
             }
         }
@@ -73,6 +108,15 @@ impl Kernel {
             Kernel::Cpu(kernel) => kernel.workspace(),
             #[cfg(feature = "cuda")]
             Kernel::Cuda(_, lowered) => slabwise_cuda::workspace_bytes(lowered),
+        }
+    }
+
+    /// What of it a library of NVIDIA's computes.
+    pub(crate) fn library(&self) -> Option<String> {
+        match self {
+            Kernel::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
+            Kernel::Cuda(_, lowered) => lowered.library(),
         }
     }
 
@@ -98,6 +142,8 @@ impl Kernel {
 /// What a kernel's function uses of a GPU's multiprocessor, as its assembler says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
+    /// The function's name, which says what kind of kernel it is.
+    pub function: String,
     /// Registers of a thread.
     pub registers: u32,
     /// Bytes that a thread writes to memory because it has too few registers.
@@ -137,26 +183,20 @@ impl Backend {
         }
     }
 
-    /// What kernels are prepared for.
-    pub fn target(&self, config: Config) -> Target {
+    /// What kernels are prepared for. Where products are timed that takes at most `room` bytes.
+    pub fn target(&self, config: Config, room: Option<u64>) -> Target {
         match self {
-            Backend::Cpu(_) => Target::Cpu(config),
+            Backend::Cpu(_) => {
+                let _ = room;
+                Target::Cpu(config)
+            }
             #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => Target::Cuda(gpu.target()),
+            Backend::Cuda(gpu) => Target::Cuda(gpu.target(), gpu.tuner(room)),
         }
     }
 
     /// The host's memory, if that is where everything lies.
     pub fn host(&self) -> Option<&Memory> {
-        match self {
-            Backend::Cpu(memory) => Some(memory),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => None,
-        }
-    }
-
-    /// The same, to change: where copies are made by a thread of the host's.
-    pub fn host_mut(&mut self) -> Option<&mut Memory> {
         match self {
             Backend::Cpu(memory) => Some(memory),
             #[cfg(feature = "cuda")]
@@ -277,6 +317,39 @@ impl Backend {
         })
     }
 
+    /// The bytes that an input of so many takes on its way, beside those that it is planned at.
+    pub fn landing_bytes(&self, input: u64) -> u64 {
+        match self {
+            Backend::Cpu(_) => {
+                let _ = input;
+                0
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => slabwise_cuda::landing_bytes(input),
+        }
+    }
+
+    /// Makes the place for large inputs on their way this large; `false` if the device has not so much memory.
+    pub fn set_landing(&mut self, bytes: u64) -> Result<bool> {
+        match self {
+            Backend::Cpu(_) => {
+                let _ = bytes;
+                Ok(true)
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.set_landing(bytes),
+        }
+    }
+
+    /// Bytes for inputs on their way; those that the last run used.
+    pub fn landing(&self) -> (u64, u64) {
+        match self {
+            Backend::Cpu(_) => (0, 0),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => (gpu.device.landing(), gpu.device.landed()),
+        }
+    }
+
     /// Ends what [`Backend::begin_inputs`] began.
     pub fn end_inputs(&mut self) -> Result<()> {
         match self {
@@ -383,65 +456,4 @@ fn scratch(bytes: u64) -> Result<(Memory, Region)> {
 /// The error for memory the host refused.
 fn refused(what: &str, e: slabwise_kernels::memory::OutOfMemory) -> Error {
     Error::OutOfMemory { what: what.into(), bytes: Bytes(e.bytes), more: String::new() }
-}
-
-/// Memory for the pool. All work of a session is one stream's, in order; so nothing has to be waited for before memory that
-/// stays within it is used again, and a device waits by itself before it gives memory back.
-impl Source for Backend {
-    fn info(&mut self) -> MemoryInfo {
-        match self {
-            Backend::Cpu(memory) => memory.info(),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.info(),
-        }
-    }
-
-    fn reserve(&mut self, bytes: u64) -> Result<u32, Refused> {
-        match self {
-            Backend::Cpu(memory) => Source::reserve(memory, bytes),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.device.reserve(bytes).map(|region| region.arena).map_err(|_| Refused { bytes }),
-        }
-    }
-
-    fn release(&mut self, arena: u32) {
-        Backend::release(self, arena);
-    }
-
-    fn range(&mut self, bytes: u64) -> Option<Range> {
-        match self {
-            Backend::Cpu(memory) => memory.range(bytes),
-            // The reservation is a range already.
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => None,
-        }
-    }
-
-    fn map(&mut self, _pages: Region) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn unmap(&mut self, _pages: Region) {}
-
-    fn remap(&mut self, _from: Region, _to: Region) {}
-
-    fn copy(&mut self, _stream: Stream, from: Region, to: Region) {
-        // A device that is lost says so at the next call that can fail.
-        let _ = Backend::copy(self, &from, &to);
-    }
-
-    fn completed(&mut self, _stream: Stream) -> u64 {
-        u64::MAX
-    }
-
-    fn synchronize(&mut self, _stream: Stream, _sequence: u64) {}
-
-    fn now(&mut self) -> std::time::Duration {
-        Memory::new().now()
-    }
-
-    fn preallocates(&self) -> bool {
-        // What a device takes ahead, its reservation takes.
-        false
-    }
 }

@@ -34,6 +34,10 @@ pub struct CompileOptions {
     pub shapes: Shapes,
     /// Run every kernel on the whole batch, even where a budget could be kept by running some on slices of it.
     pub unsliced: bool,
+    /// Take for each product on a CUDA device the kernel that a model of the device ranks first, rather than the fastest of a
+    /// few that are timed, cuBLASLt's among them; `SLABWISE_AUTOTUNE=0` does so for a whole process. Kernels round sums
+    /// differently.
+    pub untuned: bool,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after every kernel. Slow.
     pub check_memory: bool,
 }
@@ -64,7 +68,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     log::debug!("{name}: graph\n{graph}{name}: kernels\n{clusters}");
     let tasks = lower(&clusters).map_err(internal)?;
     let guard = if options.check_memory { GUARD } else { 0 };
-    let mut scheduled = schedule(&graph, tasks, &session.target(), guard).map_err(internal)?;
+    let mut scheduled = schedule(&graph, tasks, &session.target_of(&graph), guard).map_err(internal)?;
     let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
     let mut again = Again { once: offsets.height, floor: offsets.lower_bound, ..Again::default() };
     let beside = session.persistent_bytes_with(&graph)?;
@@ -75,7 +79,8 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
         within::Fitted { scheduled, offsets, again } = fitted;
     }
     let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
-    let mut persistent = Persistent { ahead, ..Persistent::default() };
+    let landing = session.landing_within(&scheduled, room, offsets.height, ahead);
+    let mut persistent = Persistent { ahead, landing, ..Persistent::default() };
     for info in &graph.variables {
         *(if info.is_param { &mut persistent.weights } else { &mut persistent.state }) += variable_bytes(&graph, info)?;
     }
@@ -103,6 +108,7 @@ pub(crate) fn link(session: &mut Session, laid: Laid, started: Instant) -> Resul
     session.budget.settle(room);
     let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.options.shapes.lend, session.id)?;
     session.load_program(&mut compiled)?;
+    session.prepare_landing(&mut compiled, room)?;
     session.prepare_copies(&compiled)?;
     compiled.ring = session.open_slots(&compiled)?;
     compiled.plan.set_compile_seconds(started.elapsed().as_secs_f64());

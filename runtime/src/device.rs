@@ -62,14 +62,14 @@ fn usable(ordinal: u32) -> Result<(), String> {
 
 #[cfg(feature = "cuda")]
 fn survey() -> Vec<(String, String)> {
-    use slabwise_cuda::{cache::Cache, driver, libraries::Library, nvrtc};
+    use slabwise_cuda::{cache::Cache, cublaslt, driver, libraries::Library, nvrtc};
     let mut rows = Vec::new();
     for library in Library::ALL {
         let found = library.open().map_or_else(|missing| format!("not found{}; {}", missing.why, library.advice()), ToString::to_string);
         let version = match library {
             Library::Driver => driver::start().map(|(major, minor)| format!("CUDA {major}.{minor}, ")),
             Library::Nvrtc => Ok(nvrtc::version().map(|(major, minor)| format!("{major}.{minor}, ")).unwrap_or_default()),
-            Library::CublasLt => Ok(String::new()),
+            Library::CublasLt => Ok(cublaslt::version().map(|version| format!("{version}, ")).unwrap_or_default()),
         };
         rows.push((library.name().to_string(), version.unwrap_or_default() + &found));
     }

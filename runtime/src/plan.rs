@@ -20,6 +20,9 @@ pub struct Persistent {
     /// Slots for the inputs of steps that come next, [if there are any](crate::Session::with_prefetch). They count as part of the
     /// slab, not of what weights and state take.
     pub ahead: u64,
+    /// Where large inputs of the next run wait on a CUDA device, copied there while the run before is at work; programs of a
+    /// session share it. It counts as part of the slab, too.
+    pub landing: u64,
 }
 
 /// What a budget has a program compute again, or send to the host meanwhile.
@@ -176,9 +179,9 @@ impl Plan {
         self.offsets.host_height
     }
 
-    /// Bytes of the slab: the plan's height, and slots for inputs that come next.
+    /// Bytes of the slab: the plan's height, and where inputs wait that come next.
     pub fn slab_bytes(&self) -> u64 {
-        self.offsets.height.saturating_add(self.persistent.ahead)
+        self.offsets.height.saturating_add(self.persistent.ahead).saturating_add(self.persistent.landing)
     }
 
     /// The bytes that any assignment of offsets needs for this order: the largest sum of live buffers.
@@ -234,6 +237,11 @@ impl Plan {
     /// Seconds the compilation took.
     pub fn compile_seconds(&self) -> f64 {
         self.compile_s
+    }
+
+    /// The device had no room where inputs could wait.
+    pub(crate) fn without_landing(&mut self) {
+        self.persistent.landing = 0;
     }
 
     pub(crate) fn set_compile_seconds(&mut self, seconds: f64) {
@@ -324,8 +332,12 @@ impl fmt::Display for Plan {
             }
         }
         self.write_host(f)?;
-        if self.persistent.ahead > 0 {
-            writeln!(f, "  inputs       {} in slots ahead", Bytes(self.persistent.ahead))?;
+        let Persistent { ahead, landing, .. } = self.persistent;
+        let waiting = [(ahead, "in slots ahead"), (landing, "on their way to the next run")];
+        let waiting = waiting.iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, how)| format!("{} {how}", Bytes(*bytes)));
+        let waiting: Vec<String> = waiting.collect();
+        if !waiting.is_empty() {
+            writeln!(f, "  inputs       {}", waiting.join(" · "))?;
         }
         let (step, bytes) = slabwise_planner::peak(&self.dag, o);
         let task = o.order.get(step).map_or("", |&t| self.dag.task_name(t));

@@ -43,6 +43,12 @@ impl<const N: usize> Program<N> {
     pub fn resources(&self) -> Vec<Vec<Resources>> {
         self.inner.resources()
     }
+
+    /// What of each kernel a library of NVIDIA's computes, in the order of [`Plan::steps`]: cuBLASLt's products, by the number of
+    /// its algorithm.
+    pub fn libraries(&self) -> Vec<Option<String>> {
+        self.inner.libraries()
+    }
 }
 
 /// Where an argument lies.
@@ -325,6 +331,11 @@ impl Compiled {
         self.steps.iter().map(|step| step.slab_end(self)).max().unwrap_or(0)
     }
 
+    /// What of each step a library of NVIDIA's computes, in the order of the steps.
+    pub fn libraries(&self) -> Vec<Option<String>> {
+        self.steps.iter().map(|step| step.kernel().and_then(Kernel::library)).collect()
+    }
+
     /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.
     pub fn sizes(&self, feed: &dyn Feed) -> Result<Env> {
         if feed.count() != self.inputs.len() {
@@ -450,6 +461,13 @@ impl Compiled {
     pub fn place_in(&self, space: Region, buffer: usize) -> Region {
         let Planned { offset, bytes } = self.buffers[buffer].place;
         space.part(offset, bytes)
+    }
+
+    /// The regions that a copy is from and to, in a run of these sizes; `place` tells where buffers lie.
+    pub fn copy_between(&self, copy: usize, sizes: &Env, place: impl Fn(usize) -> Region) -> [Region; 2] {
+        let Copied { from, to } = self.copies[copy];
+        let bytes = self.buffers[from].bytes_at(sizes);
+        [from, to].map(|buffer| place(buffer).part(0, bytes))
     }
 }
 

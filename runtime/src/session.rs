@@ -6,6 +6,7 @@ mod device;
 mod measure;
 mod outputs;
 mod prefetch;
+mod room;
 mod shared;
 mod slots;
 mod steps;
@@ -83,7 +84,7 @@ pub struct Session {
     /// What programs send to the host lies here.
     host: Option<Region>,
     /// The copies that a run has started.
-    tickets: Vec<Ticket>,
+    tickets: Vec<Option<Ticket>>,
     sizes: Region,
     pub(crate) budget: Allowance,
     pub(crate) offload: Option<Offload>,
@@ -176,7 +177,16 @@ impl Session {
 
     /// What kernels are prepared for.
     pub(crate) fn target(&self) -> Target {
-        self.memory.target(Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) })
+        let used = self.persistent_bytes().saturating_add(self.slab_bytes());
+        let room = self.budget.bytes().map(|bytes| bytes.0.saturating_sub(used));
+        self.memory.target(Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) }, room)
+    }
+
+    /// What a graph's kernels are prepared for. Where lengths have no bound there is a program for each range of them, more than
+    /// one wants to wait for.
+    pub(crate) fn target_of(&self, graph: &Graph) -> Target {
+        let target = self.target();
+        if self.options.untuned || graph.symbols.free().next().is_some() { target.untuned() } else { target }
     }
 
     /// Bytes of weights and state, each rounded up to its alignment.
@@ -274,7 +284,7 @@ impl Session {
         if let Some(old) = self.slab.take() {
             self.memory.release(old.arena);
         }
-        let slab = self.memory.reserve(bytes, &format!("the slab of \"{}\"", inner.name));
+        let slab = self.reserve(bytes, &format!("the slab of \"{}\"", inner.name));
         self.slab = Some(slab.map_err(|e| inner.plan.with_holders(e))?);
         Ok(())
     }
@@ -313,7 +323,7 @@ impl Session {
         let sized = self.fresh(graph)?;
         let total = self.room_for(&sized)?;
         if total > 0 {
-            let arena = self.memory.reserve(total, "weights and state")?;
+            let arena = self.reserve(total, "weights and state")?;
             let (first, mut at) = (self.variables.len(), 0);
             for (info, bytes) in sized {
                 let region = arena.part(at, bytes);

@@ -40,10 +40,20 @@ pub fn train(budget: impl Into<Budget>, sizes: [usize; 3], seed: Option<usize>) 
 }
 
 /// Trains a chain of dense layers in a session made ready by `open`.
-pub fn train_with(open: impl FnOnce(Session) -> Session, [batch, layers, steps]: [usize; 3], seed: Option<usize>) -> Result<Trained> {
+pub fn train_with(open: impl FnOnce(Session) -> Session, sizes: [usize; 3], seed: Option<usize>) -> Result<Trained> {
+    train_on(Device::Cpu, open, sizes, seed)
+}
+
+/// The same on a device.
+pub fn train_on(
+    device: Device,
+    open: impl FnOnce(Session) -> Session,
+    [batch, layers, steps]: [usize; 3],
+    seed: Option<usize>,
+) -> Result<Trained> {
     let params = Params::seeded(5);
     let layers: Vec<Linear> = (0..layers).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
-    learn(open, params, [batch, steps], |trace, x, labels| {
+    learn_on(device, open, params, [batch, steps], |trace, x, labels| {
         let logits = layers.iter().enumerate().fold(x, |x, (i, layer)| behind(seed, i, x, x.apply(layer)));
         let loss = logits.cross_entropy(labels);
         trace.minimize(loss, Adam::new(1e-2));
@@ -55,10 +65,20 @@ pub fn train_with(open: impl FnOnce(Session) -> Session, [batch, layers, steps]:
 pub fn learn(
     open: impl FnOnce(Session) -> Session,
     params: Params,
+    sizes: [usize; 2],
+    model: impl for<'t> Fn(&'t Trace, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
+) -> Result<Trained> {
+    learn_on(Device::Cpu, open, params, sizes, model)
+}
+
+fn learn_on(
+    device: Device,
+    open: impl FnOnce(Session) -> Session,
+    params: Params,
     [batch, steps]: [usize; 2],
     model: impl for<'t> Fn(&'t Trace, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
 ) -> Result<Trained> {
-    let mut session = open(Session::new(Device::Cpu, params)?.with_threads(2).with_options(quick()));
+    let mut session = open(Session::new(device, params)?.with_threads(2).with_options(quick()));
     let trace = Trace::training();
     let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
     let loss = model(&trace, x, labels);

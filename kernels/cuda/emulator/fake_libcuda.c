@@ -1,8 +1,10 @@
 /* A driver without a device, for tests: memory of the host stands for the device's, and kernels are emulated.
  *
  * Work is put off as long as the real driver may put it off: until somebody waits for it. So host memory that is written
- * again too early, and results that are read before they are there, show as wrong numbers. Addresses are checked, memory is
- * limited, every call that makes something is counted, and calls fail when they are told to.
+ * again too early, and results that are read before they are there, show as wrong numbers. If `eager` is set, streams that
+ * launch no kernels run ahead of those that do, as far as events let them: so what is copied before it is there shows, too.
+ * Recorded graphs keep who waits for whom, and are replayed in the same two ways. Addresses are checked, memory is limited,
+ * every call that makes something is counted, and calls fail when they are told to.
  *
  * Built as a shared object whose name (SONAME) is libcuda.so. Kernels are found by their names in the folder that
  * SLABWISE_EMULATED or fake_folder() names, as `emulator::publish` leaves them there. */
@@ -14,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "abi.h"
@@ -23,13 +24,15 @@ typedef int Result;
 typedef unsigned long long Address;
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_IMAGE = 200, NOT_FOUND = 500,
-       NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900 };
+       NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, CAPTURE_MERGE = 902,
+       CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
 
 /* ---- What tests set and look at ------------------------------------------------------------------------------------- */
 
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
-                 capability = 90, order = 0;
-static long long live_bytes, peak_bytes, live_pinned, allocations, calls, launches, replays, captures, copied_bytes;
+                 capability = 90, order = 0, eager = 0, library = 0;
+static long long live_bytes, peak_bytes, live_pinned, pinned_bytes, allocations, calls, launches, products, heuristics,
+                 replays, captures, forked, copied_bytes;
 static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
 static long long fail_after = -1;
 static Result fail_code, sticky;
@@ -37,9 +40,11 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 
 static const struct { const char* name; long long* at; } NUMBERS[] = {
     {"devices", &devices}, {"version", &version}, {"total", &total}, {"page", &page}, {"maps_pages", &maps_pages},
-    {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"order", &order}, {"live_bytes", &live_bytes},
-    {"peak_bytes", &peak_bytes}, {"live_pinned", &live_pinned}, {"allocations", &allocations}, {"calls", &calls},
-    {"launches", &launches}, {"replays", &replays}, {"captures", &captures}, {"copied_bytes", &copied_bytes}};
+    {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"order", &order}, {"eager", &eager},
+    {"library", &library}, {"products", &products}, {"heuristics", &heuristics},
+    {"live_bytes", &live_bytes}, {"peak_bytes", &peak_bytes}, {"live_pinned", &live_pinned}, {"pinned_bytes", &pinned_bytes},
+    {"allocations", &allocations}, {"calls", &calls}, {"launches", &launches}, {"replays", &replays}, {"captures", &captures},
+    {"forked", &forked}, {"copied_bytes", &copied_bytes}};
 
 static long long* number(const char* name) {
     for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; ++i)
@@ -63,15 +68,32 @@ void fake_fail(const char* call, long long after, int code) {
     fail_code = code;
 }
 
+/* Kernels take time by a clock of their own: so many nanoseconds, by how their names begin; the last that fits counts. */
+static struct { char begins[64]; long long nanoseconds; } costs[64];
+static size_t costs_count;
+static double clock_seconds;
+void fake_cost(const char* begins, long long nanoseconds) {
+    if (!*begins) costs_count = 0;
+    if (costs_count == sizeof costs / sizeof *costs) return;
+    snprintf(costs[costs_count].begins, sizeof costs->begins, "%s", begins);
+    costs[costs_count++].nanoseconds = nanoseconds;
+}
+static void pass(const char* name) {
+    long long cost = 1000;
+    for (size_t i = 0; i < costs_count; ++i)
+        if (!strncmp(name, costs[i].begins, strlen(costs[i].begins))) cost = costs[i].nanoseconds;
+    clock_seconds += 1e-9 * (double)cost;
+}
+
+static Result told_to_fail(const char* name) {
+    if (fail_after < 0 || strcmp(name, fail_call) || fail_after-- != 0) return OK;
+    snprintf(trouble, sizeof trouble, "%s was told to fail", name);
+    return fail_code;
+}
 /* Enters a call: counts it, answers for a context that is lost, and fails if it was told to. */
 static Result enter(const char* name) {
     ++calls;
-    if (sticky) return sticky;
-    if (fail_after >= 0 && !strcmp(name, fail_call) && fail_after-- == 0) {
-        snprintf(trouble, sizeof trouble, "%s was told to fail", name);
-        return fail_code;
-    }
-    return OK;
+    return sticky ? sticky : told_to_fail(name);
 }
 #define CALL \
     pthread_mutex_lock(&lock); \
@@ -103,7 +125,7 @@ static size_t remove_block(Address base) {
     return 0;
 }
 /* Whether all these bytes are memory of the device; they may lie in several blocks. */
-static int inside(Address from, size_t bytes) {
+int fake_inside(Address from, size_t bytes) {
     Address end = from + bytes;
     while (from < end) {
         const Block* b = blocks;
@@ -131,31 +153,133 @@ typedef struct Kernel {
     struct Kernel* next;
 } Kernel;
 typedef struct { Kernel* kernels; char* names; size_t names_bytes; } Module;
-typedef struct Op Op;
-typedef struct { Op *first, *last; } List;
 typedef struct Stream Stream;
-/* How often it was recorded as far as that was asked for, and as far as that is done. */
-typedef struct { long asked, done; Stream* stream; double seconds; } Event;
-/* What was asked of it and is not done yet. */
-struct Stream { List* captured; List queue; Stream* next; };
-struct Op {
-    enum { COPY, FILL, LAUNCH, REPLAY, RECORD, WAIT } kind;
+/* A moment of a stream's work: known to the event that was recorded there last, and to what waits for it. */
+typedef struct { int known, done; Stream* stream; double seconds; } Mark;
+typedef struct Graph Graph;
+typedef struct Op {
+    enum { COPY, FILL, LAUNCH, CALL_OF_LIBRARY, REPLAY, RECORD, WAIT } kind;
     int to_device, from_device, byte;
     Address to, from;
     size_t bytes;
     Kernel* kernel;
+    const char* (*call)(const void*);
+    char name[64];
     unsigned long long* words;
     struct SlabwiseLaunch launch;
-    List* graph;
-    Event* event;
-    long turn;
-    Op* next;
-};
+    Graph* graph;
+    Mark* mark;
+    struct Op* next;
+} Op;
+typedef struct { Op *first, *last; } List;
+/* Pieces of a graph that what comes next waits for. */
+typedef struct { size_t* at; size_t count; } Front;
+/* Work that was recorded. `capture` numbers the recording, 0 once it has ended. */
+typedef struct { Op op; Front waits; int forked, done; } Piece;
+struct Graph { Piece* pieces; size_t count; long capture; Stream* origin; };
+/* The last moment it was recorded at, or the pieces of a graph that came before it was recorded there. */
+typedef struct { Mark* mark; long capture; Graph* graph; Front front; } Event;
+/* What was asked of it and is not done yet; or the graph that it is recorded to, and where in there it stands. */
+struct Stream { List queue; int launches; Graph* graph; Front front; Stream* next; };
 /* The first is the default one. A stream's work is done when it is waited for, and what it waits for just before: as late as
  * can be, and in no order with other streams but where that was asked for. */
 static Stream first_stream, *streams = &first_stream;
+static long recordings;
 static Stream* of(void* stream) { return stream ? stream : &first_stream; }
 
+static Mark* know(Mark* mark) {
+    if (mark) ++mark->known;
+    return mark;
+}
+static void forget(Mark* mark) {
+    if (mark && --mark->known == 0) free(mark);
+}
+static void drop(Op* op) {
+    free(op->words);
+    forget(op->mark);
+}
+static void add(Front* front, size_t piece) {
+    for (size_t i = 0; i < front->count; ++i)
+        if (front->at[i] == piece) return;
+    front->at = realloc(front->at, (front->count + 1) * sizeof *front->at);
+    front->at[front->count++] = piece;
+}
+static void add_all(Front* front, const Front* more) {
+    for (size_t i = 0; i < more->count; ++i) add(front, more->at[i]);
+}
+static void clear(Front* front) {
+    free(front->at);
+    *front = (Front){0};
+}
+static Result bad_address(const char* what, Address at, size_t bytes) {
+    snprintf(trouble, sizeof trouble, "%s of %zu bytes at %#llx, which is no memory of the device", what, bytes, at);
+    return ILLEGAL_ADDRESS;
+}
+static Result replay(Graph* graph);
+static Result perform(const Op* op) {
+    switch (op->kind) {
+    case COPY: {
+        Result told = told_to_fail("copy");
+        if (told) return told;
+        if (op->to_device && !fake_inside(op->to, op->bytes)) return bad_address("copy to", op->to, op->bytes);
+        if (op->from_device && !fake_inside(op->from, op->bytes)) return bad_address("copy from", op->from, op->bytes);
+        memmove((void*)op->to, (const void*)op->from, op->bytes);
+        copied_bytes += (long long)op->bytes;
+        return OK;
+    }
+    case FILL:
+        if (!fake_inside(op->to, op->bytes)) return bad_address("fill", op->to, op->bytes);
+        memset((void*)op->to, op->byte, op->bytes);
+        return OK;
+    case LAUNCH: {
+        ++launches;
+        pass(op->kernel->name);
+        const char* wrong = op->kernel->emulate(op->kernel->name, op->words, &op->launch);
+        if (wrong) snprintf(trouble, sizeof trouble, "%s: %s", op->kernel->name, wrong);
+        return wrong ? LAUNCH_FAILED : OK;
+    }
+    case CALL_OF_LIBRARY: {
+        ++products;
+        pass(op->name);
+        const char* wrong = op->call(op->words);
+        if (wrong) snprintf(trouble, sizeof trouble, "%s: %s", op->name, wrong);
+        return wrong ? ILLEGAL_ADDRESS : OK;
+    }
+    case REPLAY: return replay(op->graph);
+    case RECORD:
+        op->mark->done = 1;
+        op->mark->seconds = clock_seconds;
+        return OK;
+    case WAIT: break;
+    }
+    return INVALID_VALUE;
+}
+static int ready(const Graph* graph, const Piece* piece) {
+    int all = 1;
+    for (size_t i = 0; i < piece->waits.count; ++i) all &= graph->pieces[piece->waits.at[i]].done;
+    return all;
+}
+/* Does a piece, and before it whatever it waits for. */
+static Result do_piece(Graph* graph, size_t at) {
+    Piece* piece = &graph->pieces[at];
+    Result r = OK;
+    for (size_t i = 0; i < piece->waits.count && !r; ++i) r = do_piece(graph, piece->waits.at[i]);
+    if (r || piece->done) return r;
+    piece->done = 1;
+    return perform(&piece->op);
+}
+/* What is not of the stream that was recorded is done when somebody waits for it, or, if eager, as soon as can be. */
+static Result replay(Graph* graph) {
+    Result r = OK;
+    for (size_t i = 0; i < graph->count; ++i) graph->pieces[i].done = 0;
+    for (size_t i = 0; i < graph->count && !r; ++i) {
+        for (size_t k = 0; eager && k < graph->count && !r; ++k)
+            if (graph->pieces[k].forked && ready(graph, &graph->pieces[k])) r = do_piece(graph, k);
+        if (!r && !graph->pieces[i].forked) r = do_piece(graph, i);
+    }
+    for (size_t i = 0; i < graph->count && !r; ++i) r = do_piece(graph, i);
+    return r;
+}
 static void push(List* list, Op op) {
     Op* copy = malloc(sizeof op);
     *copy = op;
@@ -163,73 +287,95 @@ static void push(List* list, Op op) {
     if (list->last) list->last->next = copy; else list->first = copy;
     list->last = copy;
 }
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-static Result bad_address(const char* what, Address at, size_t bytes) {
-    snprintf(trouble, sizeof trouble, "%s of %zu bytes at %#llx, which is no memory of the device", what, bytes, at);
-    return ILLEGAL_ADDRESS;
-}
-static Result perform(const Op* op) {
-    switch (op->kind) {
-    case COPY:
-        if (op->to_device && !inside(op->to, op->bytes)) return bad_address("copy to", op->to, op->bytes);
-        if (op->from_device && !inside(op->from, op->bytes)) return bad_address("copy from", op->from, op->bytes);
-        memmove((void*)op->to, (const void*)op->from, op->bytes);
-        copied_bytes += (long long)op->bytes;
-        return OK;
-    case FILL:
-        if (!inside(op->to, op->bytes)) return bad_address("fill", op->to, op->bytes);
-        memset((void*)op->to, op->byte, op->bytes);
-        return OK;
-    case LAUNCH: {
-        ++launches;
-        const char* wrong = op->kernel->emulate(op->kernel->name, op->words, &op->launch);
-        if (wrong) snprintf(trouble, sizeof trouble, "%s: %s", op->kernel->name, wrong);
-        return wrong ? LAUNCH_FAILED : OK;
-    }
-    case REPLAY:
-        for (const Op* o = op->graph->first; o; o = o->next) {
-            Result r = perform(o);
-            if (r) return r;
-        }
-        return OK;
-    case RECORD:
-        op->event->done = op->turn;
-        op->event->seconds = now();
-        return OK;
-    case WAIT: break;
-    }
-    return INVALID_VALUE;
-}
 static Op* pop(List* list) {
     Op* op = list->first;
     list->first = op->next;
     if (!list->first) list->last = NULL;
     return op;
 }
-/* Does a stream's work, up to a turn of an event if there is one. What goes wrong stays wrong. */
-static Result drain_stream(Stream* stream, const Event* until, long turn) {
-    while (stream->queue.first && !sticky && !(until && until->done >= turn)) {
+/* Does a stream's work, up to a mark if there is one. What goes wrong stays wrong. */
+static Result drain_stream(Stream* stream, const Mark* until) {
+    while (stream->queue.first && !sticky && !(until && until->done)) {
         Op* op = pop(&stream->queue);
         if (op->kind == WAIT) {
-            if (op->event->done < op->turn) drain_stream(op->event->stream, op->event, op->turn);
+            if (!op->mark->done) drain_stream(op->mark->stream, op->mark);
         } else
             sticky = perform(op);
-        free(op->words);
+        drop(op);
         free(op);
     }
     return sticky;
 }
 static Result drain(void) {
-    for (Stream* s = streams; s; s = s->next) drain_stream(s, NULL, 0);
+    for (Stream* s = streams; s; s = s->next) drain_stream(s, NULL);
     return sticky;
 }
-static Result submit(void* stream, Op op) {
-    push(of(stream)->captured ? of(stream)->captured : &of(stream)->queue, op);
+/* Streams without kernels go on as far as nothing that they wait for is left to do. */
+static void run_ahead(void) {
+    for (Stream* s = streams; s && eager; s = s->next)
+        while (!s->launches && s->queue.first && !sticky && !(s->queue.first->kind == WAIT && !s->queue.first->mark->done)) {
+            Op* op = pop(&s->queue);
+            if (op->kind != WAIT) sticky = perform(op);
+            drop(op);
+            free(op);
+        }
+}
+static Result submit(void* to, Op op) {
+    Stream* stream = of(to);
+    stream->launches |= op.kind == LAUNCH || op.kind == CALL_OF_LIBRARY || op.kind == REPLAY;
+    Graph* graph = stream->graph;
+    if (graph) {
+        int is_forked = stream != graph->origin;
+        forked += is_forked;
+        graph->pieces = realloc(graph->pieces, (graph->count + 1) * sizeof *graph->pieces);
+        graph->pieces[graph->count] = (Piece){op, stream->front, is_forked, 0};
+        stream->front = (Front){0};
+        add(&stream->front, graph->count++);
+        return OK;
+    }
+    push(&stream->queue, op);
+    run_ahead();
     return OK;
+}
+/* Whether work that is not done yet names an address in there. */
+static int names(const Op* op, Address at, size_t bytes) {
+    if (op->kind == COPY || op->kind == FILL) {
+        int from = op->kind == COPY && op->from < at + bytes && at < op->from + op->bytes;
+        return from || (op->to < at + bytes && at < op->to + op->bytes);
+    }
+    for (unsigned w = 0; op->kind == LAUNCH && w < op->kernel->words; ++w)
+        if (at <= op->words[w] && op->words[w] < at + bytes) return 1;
+    for (size_t w = 0; op->kind == CALL_OF_LIBRARY && w < op->bytes / 8; ++w)
+        if (at <= op->words[w] && op->words[w] < at + bytes) return 1;
+    for (size_t i = 0; op->kind == REPLAY && i < op->graph->count; ++i)
+        if (names(&op->graph->pieces[i].op, at, bytes)) return 1;
+    return 0;
+}
+static int is_awaited(Address at, size_t bytes) {
+    for (const Stream* s = streams; s; s = s->next)
+        for (const Op* op = s->queue.first; op; op = op->next)
+            if (names(op, at, bytes)) return 1;
+    return 0;
+}
+/* Whether anything is being recorded: then memory is neither got nor given back. */
+static int is_recording(void) {
+    int any = 0;
+    for (const Stream* s = streams; s; s = s->next) any |= s->graph != NULL;
+    return any;
+}
+
+/* For libraries that work on streams: whether a call of theirs is to fail, and work of theirs, with a copy of its data. */
+Result fake_enter(const char* name) {
+    pthread_mutex_lock(&lock);
+    heuristics += !strcmp(name, "cublasLtMatmulAlgoGetHeuristic");
+    LEAVE(enter(name));
+}
+Result fake_submit(void* stream, const char* (*call)(const void*), const void* data, size_t bytes, const char* name) {
+    CALL
+    Op op = {.kind = CALL_OF_LIBRARY, .call = call, .bytes = bytes, .words = malloc(bytes)};
+    memcpy(op.words, data, bytes);
+    snprintf(op.name, sizeof op.name, "%s", name);
+    LEAVE(submit(stream, op));
 }
 
 /* ---- The driver's calls --------------------------------------------------------------------------------------------- */
@@ -267,7 +413,7 @@ Result cuDevicePrimaryCtxRelease_v2(int device) {
         drain();
         sticky = OK;
         for (Stream* s = streams; s; s = s->next)
-            while (s->queue.first) { Op* op = pop(&s->queue); free(op->words); free(op); }
+            while (s->queue.first) { Op* op = pop(&s->queue); drop(op); free(op); }
     }
     LEAVE(OK);
 }
@@ -280,6 +426,9 @@ Result cuGetErrorName(Result error, const char** text) {
     case LAUNCH_FAILED: *text = "CUDA_ERROR_LAUNCH_FAILED"; break;
     case INVALID_VALUE: *text = "CUDA_ERROR_INVALID_VALUE"; break;
     case NOT_FOUND: *text = "CUDA_ERROR_NOT_FOUND"; break;
+    case CAPTURE_UNJOINED: *text = "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"; break;
+    case CAPTURE_ISOLATION: *text = "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"; break;
+    case CAPTURED_EVENT: *text = "CUDA_ERROR_CAPTURED_EVENT"; break;
     default: *text = "CUDA_ERROR"; break;
     }
     return OK;
@@ -290,6 +439,7 @@ Result cuMemAlloc_v2(Address* to, size_t bytes) {
     CALL
     void* memory;
     if (!bytes) LEAVE(INVALID_VALUE);
+    if (is_recording()) LEAVE(CAPTURE_UNSUPPORTED);
     if (!take(bytes)) LEAVE(OUT_OF_MEMORY);
     if (posix_memalign(&memory, 256, bytes)) LEAVE(OUT_OF_MEMORY);
     /* Not zero, and NaN in every type of float: nobody may count on it. */
@@ -307,15 +457,31 @@ Result cuMemFree_v2(Address at) {
     free((void*)at);
     LEAVE(OK);
 }
+/* Memory of the host that is pinned; in front of it stands how much it is. */
+enum { PINNED_HEAD = 4096 };
 Result cuMemHostAlloc(void** to, size_t bytes, unsigned flags) {
     (void)flags;
     CALL
     ++allocations;
-    if (posix_memalign(to, 4096, bytes + !bytes)) LEAVE(OUT_OF_MEMORY);
+    char* memory;
+    if (is_recording()) LEAVE(CAPTURE_UNSUPPORTED);
+    if (posix_memalign((void**)&memory, PINNED_HEAD, PINNED_HEAD + bytes + !bytes)) LEAVE(OUT_OF_MEMORY);
+    memset(memory + PINNED_HEAD, 0xFF, bytes);
+    *(size_t*)memory = bytes;
+    *to = memory + PINNED_HEAD;
     ++live_pinned;
+    pinned_bytes += (long long)bytes;
     LEAVE(OK);
 }
-Result cuMemFreeHost(void* at) { CALL drain(); --live_pinned; free(at); LEAVE(OK); }
+Result cuMemFreeHost(void* at) {
+    CALL
+    drain();
+    char* memory = (char*)at - PINNED_HEAD;
+    --live_pinned;
+    pinned_bytes -= (long long)*(size_t*)memory;
+    free(memory);
+    LEAVE(OK);
+}
 
 /* Addresses and memory apart. Memory is a file without a name, so that it can be behind several addresses in turn. */
 typedef struct { int file; size_t bytes; } Physical;
@@ -363,7 +529,11 @@ Result cuMemMap(Address at, size_t bytes, size_t offset, unsigned long long hand
 Result cuMemSetAccess(Address at, size_t bytes, const void* access, size_t count) { (void)at; (void)bytes; (void)access; (void)count; CALL LEAVE(OK); }
 Result cuMemUnmap(Address at, size_t bytes) {
     CALL
-    if ((result = drain())) LEAVE(result);
+    /* The real driver does not wait either. */
+    if (is_awaited(at, bytes)) {
+        snprintf(trouble, sizeof trouble, "%zu bytes at %#llx are unmapped before work on them is done", bytes, at);
+        LEAVE(sticky = ILLEGAL_ADDRESS);
+    }
     if (remove_block(at) != bytes) LEAVE(INVALID_VALUE);
     void* got = mmap((void*)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     LEAVE(got == MAP_FAILED ? INVALID_VALUE : OK);
@@ -389,30 +559,70 @@ Result cuStreamDestroy_v2(void* stream) {
     free(stream);
     LEAVE(OK);
 }
-Result cuStreamSynchronize(void* stream) { CALL if (of(stream)->captured) LEAVE(CAPTURE_UNSUPPORTED); LEAVE(drain_stream(of(stream), NULL, 0)); }
-Result cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+Result cuStreamSynchronize(void* stream) { CALL if (of(stream)->graph) LEAVE(CAPTURE_UNSUPPORTED); LEAVE(drain_stream(of(stream), NULL)); }
+/* What is being recorded cannot wait for what is not, nor the other way round. A stream that waits for an event of a recording
+ * is recorded itself from there on. */
+Result cuStreamWaitEvent(void* stream, void* at, unsigned flags) {
     (void)flags;
     CALL
-    LEAVE(submit(stream, (Op){.kind = WAIT, .event = event, .turn = ((Event*)event)->asked}));
+    Stream* waits = of(stream);
+    const Event* event = at;
+    if (event->capture) {
+        if (event->graph->capture != event->capture) LEAVE(CAPTURED_EVENT);
+        if (waits->graph && waits->graph != event->graph) LEAVE(CAPTURE_MERGE);
+        waits->graph = event->graph;
+        add_all(&waits->front, &event->front);
+        LEAVE(OK);
+    }
+    if (waits->graph) LEAVE(CAPTURE_ISOLATION);
+    if (event->mark && !event->mark->done) LEAVE(submit(stream, (Op){.kind = WAIT, .mark = know(event->mark)}));
+    LEAVE(OK);
 }
 Result cuEventCreate(void** to, unsigned flags) { (void)flags; CALL ++allocations; *to = calloc(1, sizeof(Event)); LEAVE(OK); }
-Result cuEventDestroy_v2(void* event) { CALL drain(); free(event); LEAVE(OK); }
+Result cuEventDestroy_v2(void* at) {
+    CALL
+    drain();
+    Event* event = at;
+    forget(event->mark);
+    clear(&event->front);
+    free(event);
+    LEAVE(OK);
+}
 Result cuEventRecord(void* at, void* stream) {
     CALL
     Event* event = at;
-    event->stream = of(stream);
-    LEAVE(submit(stream, (Op){.kind = RECORD, .event = event, .turn = ++event->asked}));
+    Stream* records = of(stream);
+    forget(event->mark);
+    clear(&event->front);
+    *event = (Event){0};
+    if (records->graph) {
+        event->capture = records->graph->capture;
+        event->graph = records->graph;
+        add_all(&event->front, &records->front);
+        LEAVE(OK);
+    }
+    Mark* mark = calloc(1, sizeof *mark);
+    mark->stream = records;
+    event->mark = know(mark);
+    LEAVE(submit(stream, (Op){.kind = RECORD, .mark = know(mark)}));
 }
 Result cuEventSynchronize(void* at) {
     CALL
     const Event* event = at;
-    LEAVE(event->done < event->asked ? drain_stream(event->stream, event, event->asked) : OK);
+    if (event->capture) LEAVE(CAPTURED_EVENT);
+    LEAVE(event->mark && !event->mark->done ? drain_stream(event->mark->stream, event->mark) : OK);
 }
-Result cuEventQuery(void* event) { CALL LEAVE(((Event*)event)->done < ((Event*)event)->asked ? NOT_READY : OK); }
+Result cuEventQuery(void* at) {
+    CALL
+    const Event* event = at;
+    if (event->capture) LEAVE(CAPTURED_EVENT);
+    LEAVE(event->mark && !event->mark->done ? NOT_READY : OK);
+}
 Result cuEventElapsedTime_v2(float* milliseconds, void* from, void* to) {
     CALL
-    if (!((Event*)from)->done || !((Event*)to)->done) LEAVE(INVALID_VALUE);
-    *milliseconds = (float)(1e3 * (((Event*)to)->seconds - ((Event*)from)->seconds));
+    const Mark *began = ((Event*)from)->mark, *ended = ((Event*)to)->mark;
+    if (!began || !ended || !began->done || !ended->done) LEAVE(INVALID_VALUE);
+    *milliseconds = (float)(1e3 * (ended->seconds - began->seconds));
     LEAVE(OK);
 }
 
@@ -520,30 +730,70 @@ Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, uns
 
 /* ---- Graphs --------------------------------------------------------------------------------------------------------- */
 
-Result cuStreamBeginCapture_v2(void* stream, int mode) {
+static void destroy(Graph* graph) {
+    for (size_t i = 0; i < graph->count; ++i) {
+        drop(&graph->pieces[i].op);
+        clear(&graph->pieces[i].waits);
+    }
+    free(graph->pieces);
+    graph->pieces = NULL;
+    graph->count = 0;
+}
+Result cuStreamBeginCapture_v2(void* at, int mode) {
     (void)mode;
     CALL
-    if (!stream || ((Stream*)stream)->captured) LEAVE(CAPTURE_UNSUPPORTED);
+    Stream* stream = at;
+    if (!stream || stream->graph) LEAVE(CAPTURE_UNSUPPORTED);
     ++captures;
-    ((Stream*)stream)->captured = calloc(1, sizeof(List));
+    stream->graph = calloc(1, sizeof(Graph));
+    stream->graph->capture = ++recordings;
+    stream->graph->origin = stream;
     LEAVE(OK);
 }
-Result cuStreamEndCapture(void* stream, void** graph) { CALL *graph = ((Stream*)stream)->captured; ((Stream*)stream)->captured = NULL; LEAVE(*graph ? OK : INVALID_VALUE); }
-/* The recorded work passes from the graph to what can be launched. */
-Result cuGraphInstantiateWithFlags(void** to, void* graph, unsigned long long flags) {
+/* Everything that was recorded must lead to where the first stream stands. */
+Result cuStreamEndCapture(void* at, void** to) {
+    CALL
+    Stream* stream = at;
+    Graph* graph = stream->graph;
+    *to = NULL;
+    if (!graph || graph->origin != stream) LEAVE(CAPTURE_UNMATCHED);
+    for (size_t i = 0; i < stream->front.count; ++i) graph->pieces[stream->front.at[i]].done = 1;
+    int joined = 1;
+    /* What a piece waits for was recorded before it. */
+    for (size_t i = graph->count; i-- > 0;) {
+        joined &= graph->pieces[i].done;
+        for (size_t k = 0; k < graph->pieces[i].waits.count; ++k) graph->pieces[graph->pieces[i].waits.at[k]].done = 1;
+    }
+    graph->capture = 0;
+    for (Stream* s = streams; s; s = s->next)
+        if (s->graph == graph) {
+            s->graph = NULL;
+            clear(&s->front);
+        }
+    if (!joined) {
+        snprintf(trouble, sizeof trouble, "what another stream was given is not waited for");
+        destroy(graph);
+        LEAVE(CAPTURE_UNJOINED);
+    }
+    *to = graph;
+    LEAVE(OK);
+}
+/* The recorded work passes from the graph to what can be launched. The graph itself stays, empty, for events know it. */
+Result cuGraphInstantiateWithFlags(void** to, void* at, unsigned long long flags) {
     (void)flags;
     CALL
     ++allocations;
-    List* made = malloc(sizeof *made);
-    *made = *(List*)graph;
-    *(List*)graph = (List){0};
+    Graph *made = malloc(sizeof *made), *graph = at;
+    *made = *graph;
+    graph->pieces = NULL;
+    graph->count = 0;
     *to = made;
     LEAVE(OK);
 }
-static void destroy(List* list) {
-    while (list->first) { Op* op = list->first; list->first = op->next; free(op->words); free(op); }
-    free(list);
-}
 Result cuGraphDestroy(void* graph) { CALL destroy(graph); LEAVE(OK); }
-Result cuGraphExecDestroy(void* graph) { CALL drain(); destroy(graph); LEAVE(OK); }
-Result cuGraphLaunch(void* graph, void* stream) { CALL ++replays; LEAVE(submit(stream, (Op){.kind = REPLAY, .graph = graph})); }
+Result cuGraphExecDestroy(void* graph) { CALL drain(); destroy(graph); free(graph); LEAVE(OK); }
+Result cuGraphLaunch(void* graph, void* stream) {
+    CALL
+    ++replays;
+    LEAVE(submit(stream, (Op){.kind = REPLAY, .graph = graph}));
+}

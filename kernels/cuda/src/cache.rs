@@ -1,4 +1,4 @@
-//! Compiled programs on disk, so that a model is compiled once and not at every start.
+//! Compiled programs on disk, and which kernels were chosen, so that a model is compiled once and not at every start.
 //!
 //! An [`entry`] is known by a hash of everything that its code depends on: source, options, architecture and the compiler's
 //! version. It holds code that will be run: so the folder belongs to the user alone, and one that others can write to is
@@ -17,6 +17,12 @@ pub mod entry;
 
 /// Bytes that all entries together may take; the least recently used go first.
 const BYTES_MAX: u64 = 1 << 30;
+
+/// What entries of chosen kernels start with.
+const PICK: &entry::Magic = b"slabwise pick 01";
+
+/// Most bytes of such an entry: a name or some numbers.
+const PICK_BYTES_MAX: u64 = 4096;
 
 /// A folder of compiled programs.
 #[derive(Clone, Debug)]
@@ -118,6 +124,31 @@ impl Cache {
         Ok(cubin)
     }
 
+    /// What was kept as this key's choice of a kernel, if anything was and it is whole.
+    pub(crate) fn pick(&self, key: &str) -> Option<Vec<u8>> {
+        let file = self.pick_file(key);
+        let read = entry::bytes(&file, PICK_BYTES_MAX).and_then(|bytes| {
+            let rest = bytes.as_deref().map(|bytes| entry::open(PICK, bytes, key)).transpose()?;
+            Ok(rest.map(<[u8]>::to_vec))
+        });
+        read.unwrap_or_else(|why| {
+            log::warn!("{} is chosen anew: {why}", file.display());
+            None
+        })
+    }
+
+    /// Keeps a choice of a kernel, if that can be.
+    pub(crate) fn keep_pick(&self, key: &str, rest: &[u8]) {
+        let file = self.pick_file(key);
+        if let Err(e) = self.keep(&file, &entry::seal_as(PICK, rest, key)) {
+            log::warn!("{} cannot be kept: {e}", file.display());
+        }
+    }
+
+    fn pick_file(&self, key: &str) -> PathBuf {
+        self.folder.join(format!("{key}.pick"))
+    }
+
     /// Writes an entry beside its place and moves it there, so that nobody ever reads half of one.
     fn keep(&self, file: &Path, bytes: &[u8]) -> io::Result<()> {
         let beside = unused(&self.folder);
@@ -134,7 +165,7 @@ impl Cache {
         let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.folder)?.flatten() {
             let (path, Ok(meta)) = (entry.path(), entry.metadata()) else { continue };
-            if path.extension().is_some_and(|e| e == "cubin") {
+            if path.extension().is_some_and(|e| e == "cubin" || e == "pick") {
                 entries.push((meta.modified().unwrap_or(SystemTime::UNIX_EPOCH), meta.len(), path));
             }
         }
@@ -201,8 +232,13 @@ fn unused(folder: &Path) -> PathBuf {
 
 /// What a program is known by: everything that its code depends on.
 fn key(program: &Program, (major, minor): (u32, u32)) -> String {
+    hash(&[&format!("NVRTC {major}.{minor} sm_{}", program.sm), &OPTIONS.join(" "), &program.source])
+}
+
+/// A hash of texts, as 64 digits.
+pub(crate) fn hash(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
-    for part in [&format!("NVRTC {major}.{minor} sm_{}", program.sm), &OPTIONS.join(" "), &program.source] {
+    for part in parts {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part.as_bytes());
     }

@@ -1,23 +1,29 @@
-//! A device as a session sees it: arenas of its memory, a stream of work, inputs on their way to it, and the record of what
-//! went wrong there.
+//! A device as a session sees it: a stream of work on arenas of its memory, and the record of what went wrong there.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use slabwise_kernels::memory::Region;
 
-use crate::driver::{self, Context, DriverError, Event, Pinned, Properties, Stream};
+use crate::ahead::Ring;
+use crate::arenas::Arena;
+use crate::copies::Ways;
+use crate::cublaslt::{Handle, LibraryError};
+use crate::driver::{self, Context, DriverError, Pinned, Properties, Stream};
 use crate::nvrtc;
 use crate::space::{Limits, Space, Usage};
+use crate::staging::Staging;
 
-type Result<T> = std::result::Result<T, DriverError>;
+type Result<T, E = DriverError> = std::result::Result<T, E>;
 
 /// What all sessions of a process share of a device: its context and the reservation of its memory.
 #[derive(Debug)]
 pub(crate) struct Shared {
     ordinal: u32,
-    properties: Properties,
+    pub(crate) properties: Properties,
     space: Mutex<Option<Space>>,
-    context: Context,
+    /// cuBLASLt, once a product was asked of it.
+    library: OnceLock<Result<Handle, LibraryError>>,
+    pub(crate) context: Context,
 }
 
 impl Shared {
@@ -31,18 +37,26 @@ impl Shared {
             shared.context.bind()?;
             return Ok(shared);
         }
-        let shared = Arc::new(Shared { ordinal, properties, space: Mutex::new(None), context: Context::of(ordinal)? });
+        let shared =
+            Arc::new(Shared { ordinal, properties, space: Mutex::new(None), library: OnceLock::new(), context: Context::of(ordinal)? });
         open.push(Arc::downgrade(&shared));
         Ok(shared)
     }
 
-    fn space(&self) -> MutexGuard<'_, Option<Space>> {
+    /// cuBLASLt for this device, if it can be used.
+    pub fn library(&self) -> Result<&Handle, &LibraryError> {
+        self.library.get_or_init(Handle::new).as_ref()
+    }
+
+    pub(crate) fn space(&self) -> MutexGuard<'_, Option<Space>> {
         self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        // cuBLASLt, which goes next, wants its context to be the thread's.
+        let _ = self.context.bind();
         if let Some(mut space) = self.space().take() {
             space.close(&self.context);
         }
@@ -64,28 +78,22 @@ const NO_FAULT: u64 = u64::MAX;
 /// A CUDA device, opened for one session.
 ///
 /// All work goes to one stream, in the order in which it is asked for, and is not waited for but where a method says so. Inputs
-/// of a run that are large travel on a second stream while the run before is at work, to memory of their own.
+/// of a run travel on a second stream while runs before it are at work, to memory of their own; what leaves for the host and
+/// comes back has two more.
 #[derive(Debug)]
 pub struct Device {
     pub(crate) stream: Stream,
-    transfers: Stream,
-    landing: Landing,
-    arenas: Vec<Option<(u64, u64)>>,
-    staging: [Staging; 2],
-    turn: usize,
+    pub(crate) transfers: Stream,
+    pub(crate) staging: Staging,
+    pub(crate) rings: Vec<Ring>,
+    /// Once copies to the host were prepared for.
+    pub(crate) ways: Option<Ways>,
+    pub(crate) arenas: Vec<Option<Arena>>,
     fault: u64,
     seen: Pinned,
     lost: OnceLock<String>,
-    limits: Limits,
+    pub(crate) limits: Limits,
     pub(crate) shared: Arc<Shared>,
-}
-
-/// Inputs of a run on their way to the device.
-#[derive(Debug)]
-struct Staging {
-    memory: Pinned,
-    used: usize,
-    copied: Event,
 }
 
 /// Whether a device can be used: there are a driver, the device, a compiler, and the driver takes the compiler's code.
@@ -104,20 +112,6 @@ pub fn usable(ordinal: u32) -> Result<()> {
     if found.0 < needed { Err(DriverError::TooOld { found, needed }) } else { Ok(()) }
 }
 
-/// Where large inputs of the next run wait on the device until its turn has come.
-#[derive(Debug)]
-struct Landing {
-    base: u64,
-    bytes: usize,
-    /// What has been sent there for the run that is being staged: to where, from where, how much.
-    sent: Vec<(u64, u64, usize)>,
-    arrived: Event,
-    taken: Event,
-}
-
-/// Inputs of fewer bytes are copied when their run has its turn: that takes less than waiting for another stream does.
-const LANDING_LEAST: usize = 1 << 20;
-
 impl Device {
     /// Opens a device. Its memory is reserved at the first use; limits of a device that the process has in use already are
     /// those that it was first used with.
@@ -127,16 +121,15 @@ impl Device {
     pub fn open(ordinal: u32, limits: Limits) -> Result<Device> {
         usable(ordinal)?;
         let shared = Shared::of(ordinal)?;
-        let staging = || Ok::<_, DriverError>(Staging { memory: Pinned::new(0)?, used: 0, copied: Event::new()? });
         let seen = Pinned::new(size_of::<u64>())?;
         seen.set_word(NO_FAULT);
         Ok(Device {
             stream: Stream::new()?,
             transfers: Stream::new()?,
-            landing: Landing { base: 0, bytes: 0, sent: Vec::new(), arrived: Event::new()?, taken: Event::new()? },
+            staging: Staging::new()?,
+            rings: Vec::new(),
+            ways: None,
             arenas: Vec::new(),
-            staging: [staging()?, staging()?],
-            turn: 0,
             fault: 0,
             seen,
             lost: OnceLock::new(),
@@ -148,6 +141,11 @@ impl Device {
     /// Other limits of the device's memory; those in force stay while any of it is reserved.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
+    }
+
+    /// The limits of the device's memory that were asked for last.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// What the device is.
@@ -180,55 +178,6 @@ impl Device {
             Some(why) => Err(DriverError::Lost(why.clone())),
             None => self.noting(self.shared.context.bind()),
         }
-    }
-
-    /// An arena of zeros, all of it as a region.
-    ///
-    /// # Errors
-    /// If the device has not so much memory, or may not use it.
-    pub fn reserve(&mut self, bytes: u64) -> Result<Region> {
-        self.ready()?;
-        let base = self.take(bytes)?;
-        let slot = self.arenas.iter().position(Option::is_none).unwrap_or(self.arenas.len());
-        if slot == self.arenas.len() {
-            self.arenas.push(None);
-        }
-        self.arenas[slot] = Some((base, bytes));
-        let region = Region { arena: slot as u32, offset: 0, bytes };
-        self.fill(&region, 0)?;
-        Ok(region)
-    }
-
-    fn take(&mut self, bytes: u64) -> Result<u64> {
-        let Properties { total_bytes, maps_pages, .. } = self.shared.properties;
-        let context = &self.shared.context;
-        let mut space = self.shared.space();
-        let space = match &mut *space {
-            Some(space) => space,
-            none => none.insert(Space::new(context, &self.limits, total_bytes, maps_pages)?),
-        };
-        space.take(context, bytes)
-    }
-
-    /// Gives an arena back, after all work. Regions of it must not be used again.
-    pub fn release(&mut self, arena: u32) {
-        let Some((base, _)) = self.arenas.get_mut(arena as usize).and_then(Option::take) else { return };
-        // If the device is lost its memory is, too.
-        let _ = self.synchronize();
-        if let Some(space) = &mut *self.shared.space() {
-            space.give(&self.shared.context, base);
-        }
-    }
-
-    /// The address of a region's first byte.
-    ///
-    /// # Panics
-    /// If the region is not inside a live arena.
-    pub fn address(&self, region: &Region) -> u64 {
-        let arena = self.arenas.get(region.arena as usize).copied().flatten();
-        let inside = arena.filter(|(_, bytes)| region.offset.checked_add(region.bytes).is_some_and(|end| end <= *bytes));
-        let (base, _) = inside.unwrap_or_else(|| panic!("{region:?} is not inside a live arena of the device"));
-        base + region.offset
     }
 
     /// Waits until all work is done.
@@ -294,97 +243,12 @@ impl Device {
         self.noting(unsafe { self.stream.copy(self.address(to), self.address(from), from.bytes as usize) })
     }
 
-    /// Makes room for this many bytes of inputs of a run, so that staging them allocates nothing.
-    pub fn prepare_staging(&mut self, bytes: usize) -> Result<()> {
-        self.ready()?;
-        if bytes >= LANDING_LEAST && bytes > self.landing.bytes {
-            self.synchronize()?;
-            let old = std::mem::take(&mut self.landing.base);
-            self.landing.bytes = 0;
-            if let Some(space) = &mut *self.shared.space() {
-                space.give(&self.shared.context, old);
-            }
-            // Without room there, inputs are copied when their run has its turn.
-            match self.take(bytes as u64) {
-                Ok(base) => (self.landing.base, self.landing.bytes) = (base, bytes),
-                Err(DriverError::OutOfMemory { .. }) => log::debug!("no room for {bytes} bytes of inputs beside those of the run at work"),
-                Err(e) => return self.noting(Err(e)),
-            }
-            self.landing.sent.reserve(32);
-        }
-        for at in 0..self.staging.len() {
-            if self.staging[at].memory.len() < bytes {
-                self.synchronize()?;
-                self.staging[at].memory = self.noting(Pinned::new(bytes))?;
-                self.staging[at].used = 0;
-            }
-        }
-        Ok(())
-    }
-
-    /// Begins to stage a run's inputs. There are two sets of them: what is staged for a run is written by the host while the
-    /// run before it is still at work.
-    pub fn begin_staging(&mut self) -> Result<()> {
-        self.ready()?;
-        self.turn = 1 - self.turn;
-        let staging = &mut self.staging[self.turn];
-        staging.used = 0;
-        self.landing.sent.clear();
-        let waited = staging.copied.synchronize().and_then(|()| self.transfers.wait(&self.landing.taken));
-        self.noting(waited)
-    }
-
-    /// Lets `write` write a region's bytes to memory that the device copies them from by itself.
-    pub fn stage(&mut self, region: &Region, write: &mut dyn FnMut(&mut [u8])) -> Result<()> {
-        let bytes = region.bytes as usize;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let address = self.address(region);
-        let staging = &mut self.staging[self.turn];
-        let from = staging.used.next_multiple_of(16);
-        if from + bytes > staging.memory.len() {
-            // More than was prepared for.
-            let mut own = vec![0; bytes];
-            write(&mut own);
-            return self.write(region, &own);
-        }
-        staging.used = from + bytes;
-        write(&mut staging.memory.bytes_mut()[from..from + bytes]);
-        let (stream, to) = if from + bytes <= self.landing.bytes {
-            let waits = self.landing.base + from as u64;
-            self.landing.sent.push((address, waits, bytes));
-            (&self.transfers, waits)
-        } else {
-            (&self.stream, address)
-        };
-        // SAFETY: both the region, as `address` checked, and what it waits in are memory of the device; this part of the staging
-        // memory is written again only after its event.
-        let copied = unsafe { stream.upload(to, staging.memory.as_ptr().add(from), bytes) };
-        self.noting(copied)
-    }
-
-    /// Ends what [`Device::begin_staging`] began.
-    pub fn end_staging(&mut self) -> Result<()> {
-        let done = self.arrive();
-        self.noting(done)
-    }
-
-    /// Lets the run's stream take what was sent ahead.
-    fn arrive(&self) -> Result<()> {
-        let Landing { sent, arrived, taken, .. } = &self.landing;
-        if sent.is_empty() {
-            return self.staging[self.turn].copied.record(&self.stream);
-        }
-        arrived.record(&self.transfers)?;
-        self.stream.wait(arrived)?;
-        for &(to, from, bytes) in sent {
-            // SAFETY: both are memory of the device, as `stage` made sure of, and share none of it.
-            unsafe { self.stream.copy(to, from, bytes)? };
-        }
-        taken.record(&self.stream)?;
-        // Reached after all copies from this staging memory, on whichever stream they were.
-        self.staging[self.turn].copied.record(&self.stream)
+    /// Makes the record of faults, so that the first run takes no memory.
+    ///
+    /// # Errors
+    /// If the device has no memory for it.
+    pub fn prepare_faults(&mut self) -> Result<()> {
+        self.fault_record().map(|_| ())
     }
 
     /// The address of the record of faults, which is made at the first need of it.
@@ -427,13 +291,12 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         // If the device is lost nothing of it is in use.
-        let _ = self.shared.context.bind().and_then(|()| self.transfers.synchronize()).and_then(|()| self.stream.synchronize());
+        let waited = self.shared.context.bind().and_then(|()| self.transfers.synchronize()).and_then(|()| self.stream.synchronize());
+        let _ = waited.and_then(|()| self.ways.as_ref().map_or(Ok(()), Ways::synchronize));
+        self.arenas.drain(..).flatten().for_each(|arena| arena.close(&self.shared));
         if let Some(space) = &mut *self.shared.space() {
-            for (base, _) in self.arenas.drain(..).flatten() {
-                space.give(&self.shared.context, base);
-            }
             space.give(&self.shared.context, self.fault);
-            space.give(&self.shared.context, self.landing.base);
+            space.give(&self.shared.context, self.staging.landing_base());
         }
     }
 }

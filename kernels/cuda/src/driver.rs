@@ -4,6 +4,7 @@
 //! Calls go through cudarc's bindings. Its safe layer is not used: it tracks events for every allocation, which captured
 //! graphs must not see, and has no address ranges.
 
+mod clock;
 mod range;
 
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -13,8 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{self, CUresult};
 
+pub(crate) use clock::Clock;
 pub(crate) use range::{AddressRange, Physical, page_bytes};
 
+use crate::cublaslt::LibraryError;
 use crate::libraries::{Library, Missing};
 use crate::lower::Target;
 
@@ -47,6 +50,9 @@ pub enum DriverError {
     /// A kernel did what it must not: the driver answers every further call with the same error.
     #[error("{0}")]
     Lost(String),
+    /// A product could not be asked of cuBLASLt.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
     /// A call failed.
     #[error("{call} failed: {code}")]
     Failed {
@@ -265,6 +271,11 @@ impl Stream {
         // SAFETY: the pointer is valid for writing.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
         Ok(Stream(raw))
+    }
+
+    /// The stream as other libraries of NVIDIA's take it.
+    pub fn raw(&self) -> *mut c_void {
+        self.0.cast()
     }
 
     pub fn synchronize(&self) -> Result<()> {

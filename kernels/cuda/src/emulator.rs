@@ -103,10 +103,15 @@ pub(crate) fn folder() -> Result<PathBuf, EmulatorError> {
     Ok(folder)
 }
 
-fn run_compiler(arguments: &[&str], inputs: &[&Path], output: &Path) -> Result<(), EmulatorError> {
+/// A path beside this one that no other thread or process writes.
+pub(crate) fn beside(path: &Path) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
+    path.with_extension(format!("{}-{}.part", process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
+}
+
+fn run_compiler(arguments: &[&str], inputs: &[&Path], output: &Path) -> Result<(), EmulatorError> {
     // Written under another name and renamed: nobody sees half an object.
-    let partial = output.with_extension(format!("{}-{}.part", process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+    let partial = beside(output);
     let result = Command::new("g++").args(arguments).args(inputs).arg("-o").arg(&partial).output();
     let done = result.map_err(|e| EmulatorError::NoCompiler(e.to_string()))?;
     if !done.status.success() {
@@ -116,12 +121,14 @@ fn run_compiler(arguments: &[&str], inputs: &[&Path], output: &Path) -> Result<(
     fs::rename(&partial, output).map_err(|e| EmulatorError::Object(format!("{}: {e}", output.display())))
 }
 
-/// Writes a text to a file that depends on it, unless it is there.
+/// Writes a text to a file that depends on it, unless it is there. Whoever reads the file sees all of it or none.
 fn write_once(path: &Path, text: &str) -> Result<(), EmulatorError> {
     if fs::read(path).is_ok_and(|there| there == text.as_bytes()) {
         return Ok(());
     }
-    fs::write(path, text).map_err(|e| EmulatorError::Object(format!("{}: {e}", path.display())))
+    let partial = beside(path);
+    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
+    written.map_err(|e| EmulatorError::Object(format!("{}: {e}", path.display())))
 }
 
 /// The runtime as an object file.
@@ -129,7 +136,7 @@ fn runtime(folder: &Path) -> Result<PathBuf, EmulatorError> {
     let name = digest(&[RUNTIME, ABI]);
     let object = folder.join(format!("runtime-{name:016x}.o"));
     if !object.exists() {
-        let sources = folder.join(format!("runtime-{name:016x}-{}", process::id()));
+        let sources = beside(&object);
         fs::create_dir_all(&sources).map_err(|e| EmulatorError::Object(e.to_string()))?;
         write_once(&sources.join("abi.h"), ABI)?;
         let source = sources.join("runtime.cpp");
@@ -314,5 +321,24 @@ pub fn protect(memory: &[u8], forbidden: bool) {
         let mark = unsafe { std::mem::transmute::<*mut c_void, Mark>(mark) };
         // SAFETY: memory of this process; only the sanitizer's notes about it change.
         unsafe { mark(memory.as_ptr().cast(), memory.len()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_need_the_runtime_at_once_all_get_it() {
+        if !available() {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let objects: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| runtime(folder.path()))).collect();
+            threads.into_iter().map(|t| t.join().expect("no panic").expect("it is compiled")).collect()
+        });
+        assert!(objects.iter().all(|o| o.exists()));
+        assert_eq!(fs::read_dir(folder.path()).expect("own folder").count(), 1, "only the object is left");
     }
 }

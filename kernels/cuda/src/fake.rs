@@ -1,4 +1,5 @@
-//! A driver without a device, which the tests of everything above the driver run on: see `emulator/fake_libcuda.c`.
+//! A driver without a device, which the tests of everything above the driver run on (`emulator/fake_libcuda.c`), and a cuBLASLt
+//! that works with it (`emulator/fake_libcublaslt.c`).
 
 use std::ffi::{CString, c_char, c_int, c_longlong};
 use std::fs;
@@ -12,11 +13,13 @@ use crate::emulator::{self, ABI, EmulatorError, PUBLISHED};
 use crate::libraries::Library;
 use crate::lower::digest;
 use crate::nvrtc;
+use crate::tune::Picks;
 
 const SOURCE: &str = include_str!("../emulator/fake_libcuda.c");
+const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
 
 /// What the driver is set to before each test.
-const DEFAULTS: [(&str, i64); 8] = [
+const DEFAULTS: [(&str, i64); 10] = [
     ("devices", 1),
     ("version", 13000),
     ("total", 64 << 20),
@@ -25,6 +28,8 @@ const DEFAULTS: [(&str, i64); 8] = [
     ("multiprocessors", 4),
     ("capability", 90),
     ("order", 0),
+    ("eager", 0),
+    ("library", 0),
 ];
 
 /// The driver, for one test at a time: what it is set to and what it counts is of the whole process.
@@ -39,22 +44,36 @@ pub struct FakeDriver {
 /// # Errors
 /// If it cannot be compiled.
 pub fn build() -> Result<(PathBuf, PathBuf), EmulatorError> {
-    let io = |path: &Path| {
-        let path = path.display().to_string();
-        move |e: std::io::Error| EmulatorError::Object(format!("{path}: {e}"))
-    };
-    let folder = emulator::folder()?;
-    let name = format!("libcuda-{:016x}", digest(&[SOURCE, ABI]));
-    let (object, functions) = (folder.join(format!("{name}.so")), folder.join("functions"));
+    let driver = object("libcuda", SOURCE)?;
+    let functions = emulator::folder()?.join("functions");
     fs::create_dir_all(&functions).map_err(io(&functions))?;
+    Ok((driver, functions))
+}
+
+/// The object file of a cuBLASLt that works with the driver, for another process's `SLABWISE_LIBCUBLASLT`.
+///
+/// # Errors
+/// If it cannot be compiled.
+pub fn build_cublaslt() -> Result<PathBuf, EmulatorError> {
+    object("libcublasLt", CUBLASLT)
+}
+
+fn io(path: &Path) -> impl FnOnce(std::io::Error) -> EmulatorError {
+    let path = path.display().to_string();
+    move |e| EmulatorError::Object(format!("{path}: {e}"))
+}
+
+/// A library from its source, whose name for the loader is `name` and `.so`.
+fn object(name: &str, text: &str) -> Result<PathBuf, EmulatorError> {
+    let object = emulator::folder()?.join(format!("{name}-{:016x}.so", digest(&[text, ABI])));
     if !object.exists() {
-        let sources = folder.join(format!("{name}-{}", std::process::id()));
+        let sources = emulator::beside(&object);
         fs::create_dir_all(&sources).map_err(io(&sources))?;
-        let source = sources.join("fake_libcuda.c");
+        let source = sources.join(format!("{name}.c"));
         fs::write(sources.join("abi.h"), ABI).map_err(io(&sources))?;
-        fs::write(&source, SOURCE).map_err(io(&source))?;
+        fs::write(&source, text).map_err(io(&source))?;
         let partial = sources.join("made.so");
-        let flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so"];
+        let flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", &format!("-Wl,-soname,{name}.so")];
         let made = Command::new("gcc").args(flags).arg(&source).args(["-o"]).arg(&partial).args(["-ldl", "-lpthread"]).output();
         let made = made.map_err(|e| EmulatorError::NoCompiler(e.to_string()))?;
         if !made.status.success() {
@@ -63,7 +82,7 @@ pub fn build() -> Result<(PathBuf, PathBuf), EmulatorError> {
         fs::rename(&partial, &object).map_err(io(&object))?;
         fs::remove_dir_all(&sources).map_err(io(&sources))?;
     }
-    Ok((object, functions))
+    Ok(object)
 }
 
 impl FakeDriver {
@@ -89,6 +108,10 @@ impl FakeDriver {
             let (file, functions) = build().unwrap_or_else(|e| panic!("{e}"));
             let found = Library::Driver.open_as(&file).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(found.file, file, "another driver was opened before");
+            // One that is installed here would look for a real driver.
+            let library = build_cublaslt().unwrap_or_else(|e| panic!("{e}"));
+            let found = Library::CublasLt.open_as(&library).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(found.file, library, "another cuBLASLt was opened before");
             // SAFETY: the object has no initialisers.
             let object = unsafe { Object::new(&file) }.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
             let path = CString::new(functions.as_os_str().as_encoded_bytes()).expect("a path without zeros");
@@ -102,6 +125,8 @@ impl FakeDriver {
         });
         let driver = FakeDriver { object, _alone: alone };
         driver.fail("", -1, 0);
+        driver.cost("", 1000);
+        Picks::forget_all();
         for (name, value) in DEFAULTS {
             driver.set(name, value);
         }
@@ -140,5 +165,21 @@ impl FakeDriver {
             let fail = self.object.get::<unsafe extern "C" fn(*const c_char, c_longlong, c_int)>(b"fake_fail\0").expect("it is exported");
             fail(text.as_ptr(), after, code);
         }
+    }
+
+    /// Lets kernels whose names begin so take so many nanoseconds by the events' clock, and forgets what was said before if that
+    /// is all kernels. cuBLASLt's algorithms are `cublaslt_21`, ….
+    pub fn cost(&self, begins: &str, nanoseconds: i64) {
+        let text = CString::new(begins).expect("a name without zeros");
+        // SAFETY: as for `set`.
+        unsafe {
+            let cost = self.object.get::<unsafe extern "C" fn(*const c_char, c_longlong)>(b"fake_cost\0").expect("it is exported");
+            cost(text.as_ptr(), nanoseconds);
+        }
+    }
+
+    /// Forgets which kernels the process has picked.
+    pub fn forget_picks(&self) {
+        Picks::forget_all();
     }
 }

@@ -3,9 +3,13 @@
 //! It is a crate of its own inside `kernels` because a program that runs on the CPU alone should build without it, and
 //! because the CPU's kernels, which take long to compile, should not be compiled anew whenever a template of this one changes.
 
+mod ahead;
+mod arenas;
 pub mod cache;
 pub mod code;
 mod conv;
+mod copies;
+pub mod cublaslt;
 mod device;
 pub mod driver;
 #[cfg(feature = "emulator")]
@@ -16,13 +20,18 @@ mod gemm;
 pub mod libraries;
 mod lower;
 pub mod nvrtc;
+mod pages;
 mod program;
 mod source;
 mod space;
+mod staging;
+mod tune;
 
 pub use device::{Device, Fault, usable};
 pub use gemm::{Candidate, candidates};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
-pub use program::{Launch, LoadError, Program, workspace_bytes};
+pub use program::{Launch, LoadError, Program, Work, workspace_bytes};
 pub use source::{PRELUDE, Together, lower, lower_many};
 pub use space::{Limits, Usage as MemoryUsage};
+pub use staging::landing_bytes;
+pub use tune::{Choice, Picks, Tuner, WORTH, lower_as};

@@ -13,6 +13,8 @@ use std::fmt;
 
 use slabwise_kernels::size::Env;
 
+use crate::gemm::library::Product;
+
 /// What source is generated for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
@@ -91,13 +93,20 @@ pub struct Lowered {
     pub functions: Vec<Function>,
     /// Bytes of scratch memory a run needs, whatever the sizes up to the bounds; it starts at a multiple of 256.
     pub workspace: u64,
+    /// What cuBLASLt computes before the launches.
+    pub(crate) product: Option<Box<Product>>,
     launches: Box<Launches>,
 }
 
 impl Lowered {
     /// `launches` gives the launches in their order for the sizes of a run, which are at most the bounds.
     pub fn new(functions: Vec<Function>, workspace: u64, launches: impl Fn(&Env) -> Vec<Dispatch> + Send + Sync + 'static) -> Self {
-        Lowered { functions, workspace, launches: Box::new(launches) }
+        Lowered { functions, workspace, product: None, launches: Box::new(launches) }
+    }
+
+    /// What of it cuBLASLt computes, as text.
+    pub fn library(&self) -> Option<String> {
+        self.product.as_ref().map(|product| product.name())
     }
 
     /// The launches of a run with these sizes, one after the other on one stream.

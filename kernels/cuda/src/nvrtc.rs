@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use cudarc::nvrtc::sys;
 
 use crate::libraries::{Library, Missing};
-use crate::lower::{Function, digest};
+use crate::lower::Function;
 
 /// A program's text and what it is compiled for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -175,7 +175,9 @@ fn check(call: &'static str, result: sys::nvrtcResult) -> Result<(), Error> {
 /// Writes a refused source to a file of its own, each line behind its number.
 fn save(source: &str) -> Option<PathBuf> {
     let numbered: String = source.lines().enumerate().map(|(at, line)| format!("{:5}  {line}\n", at + 1)).collect();
-    let file = std::env::temp_dir().join(format!("slabwise-refused-{}-{:016x}.cu", std::process::id(), digest(&[source])));
+    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let file = std::env::temp_dir().join(format!("slabwise-refused-{}-{count}.cu", std::process::id()));
     // Whoever could make a file of this name first, or a link, would choose what it is written to.
     let mut fresh = std::fs::OpenOptions::new().write(true).create_new(true).open(&file).ok()?;
     std::io::Write::write_all(&mut fresh, numbered.as_bytes()).ok()?;

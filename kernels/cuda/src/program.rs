@@ -9,6 +9,7 @@ use slabwise_kernels::size::Env;
 use crate::cache::{self, Cache};
 use crate::device::{Device, Shared};
 use crate::driver::{DriverError, Function, Graph, Module};
+use crate::gemm::library::{Call, Product};
 use crate::lower::{self, Lowered, Word};
 use crate::nvrtc::{self, Usage};
 use crate::source::PRELUDE;
@@ -71,6 +72,24 @@ pub struct Launch<'a> {
     pub workspace: Region,
 }
 
+/// One thing that a recorded run does.
+#[derive(Clone, Copy, Debug)]
+pub enum Work<'a> {
+    /// It runs a kernel.
+    Launch(Launch<'a>),
+    /// It starts a copy, see [`Device::start_copy`].
+    Start {
+        /// The number of the copy.
+        copy: usize,
+        /// What is copied.
+        from: Region,
+        /// Where to.
+        to: Region,
+    },
+    /// It waits for the copy of this number.
+    Finish(usize),
+}
+
 /// Bytes of workspace that a kernel is planned with: what it needs, and what aligning it may cost.
 pub fn workspace_bytes(kernel: &Lowered) -> u64 {
     if kernel.workspace == 0 { 0 } else { kernel.workspace + WORKSPACE_ALIGN }
@@ -128,6 +147,23 @@ impl Device {
         Ok(Program { graphs: Mutex::default(), functions, usage, _modules: modules, _shared: self.shared.clone() })
     }
 
+    /// Asks cuBLASLt for a product, or records it.
+    fn multiply(&self, product: &Product, env: &Env, argument: impl Fn(u16) -> u64, workspace: u64) -> Result<(), DriverError> {
+        let library = self.shared.library().map_err(|e| e.clone())?;
+        let at = product.addresses(env, argument, workspace);
+        match product.call(env, library)? {
+            Call::Nothing => Ok(()),
+            // SAFETY: the result is dense where nothing may be left to sum, and lies in its argument or in the workspace.
+            Call::Zeros(bytes) => unsafe { self.stream.fill(at.d, 0, bytes as usize) },
+            Call::Multiply(described, algorithm) => {
+                // SAFETY: the product is described by the strides of the arguments' operands, which lie inside of the regions; the
+                // workspace is planned with what the algorithm needs at most.
+                let asked = unsafe { library.multiply(&described, &algorithm, &at, &self.stream) };
+                asked.map_err(DriverError::from)
+            }
+        }
+    }
+
     /// Launches one kernel of a program.
     pub fn launch(&mut self, program: &Program, env: &Env, launch: &Launch<'_>) -> Result<(), DriverError> {
         self.ready()?;
@@ -149,21 +185,25 @@ impl Device {
         self.noting(replayed).map(|()| true)
     }
 
-    /// Records a run's kernels under a key, without doing them. `checked` says whether one of them looks for indices out of
-    /// range; then the run ends with a look at what was found.
+    /// Records a run under a key, without doing it; copies become branches of the graph. `checked` says whether a kernel looks
+    /// for indices out of range; then the run ends with a look at what was found.
     pub fn record<'a>(
         &mut self,
         program: &Program,
         key: &[u64],
         env: &Env,
         checked: bool,
-        launches: impl Iterator<Item = Launch<'a>>,
+        work: impl Iterator<Item = Work<'a>>,
     ) -> Result<(), DriverError> {
         self.ready()?;
         let fault = self.fault_record()?;
         let captured = self.stream.capture(|| {
-            for launch in launches {
-                self.submit(program, fault, env, &launch)?;
+            for piece in work {
+                match piece {
+                    Work::Launch(launch) => self.submit(program, fault, env, &launch)?,
+                    Work::Start { copy, from, to } => self.start_copy(copy, &from, &to)?,
+                    Work::Finish(copy) => self.finish_copy(copy)?,
+                }
             }
             if checked { self.look_for_faults() } else { Ok(()) }
         });
@@ -186,8 +226,12 @@ impl Device {
         Ok(())
     }
 
-    fn submit(&self, program: &Program, fault: u64, env: &Env, launch: &Launch<'_>) -> Result<(), DriverError> {
+    /// Asks for one kernel's work, or records it.
+    pub(crate) fn submit(&self, program: &Program, fault: u64, env: &Env, launch: &Launch<'_>) -> Result<(), DriverError> {
         let workspace = self.address(&launch.workspace).next_multiple_of(WORKSPACE_ALIGN);
+        if let Some(product) = &launch.kernel.product {
+            self.multiply(product, env, |argument| self.address(&launch.arguments[usize::from(argument)]), workspace)?;
+        }
         for dispatch in launch.kernel.launches(env) {
             let mut words = [0u64; WORDS_MAX];
             assert!(dispatch.words.len() <= WORDS_MAX, "{} words for a kernel's parameter", dispatch.words.len());

@@ -4,13 +4,20 @@
 //! limit, and memory is put behind it when an arena needs it, or all at once if the reservation is made ahead
 //! (*preallocated*, the default on a device, which others may use too: it is better to know at once). Where it cannot, the
 //! reservation is one allocation made ahead, or each arena an allocation of its own.
+//!
+//! Where memory is mapped as it is needed, there can be ranges beside the reservation whose pages are mapped one by one
+//! ([`Pages`]). Their bytes count as the reservation's do, towards the same limit.
 
 use std::collections::BTreeMap;
 
 use crate::driver::{AddressRange, Context, DriverError, Physical, page_bytes};
+use crate::pages::Pages;
 
 /// What arenas start at a multiple of, bytes.
 pub(crate) const ARENA_ALIGN: u64 = 256;
+
+/// About how many pages all that may be used is mapped in at most: each is some calls of the driver.
+const PAGES_MOST: u64 = 4096;
 
 /// How much of a device's memory may be used, and when it is taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,6 +46,8 @@ pub struct Usage {
 pub(crate) struct Space {
     limit: u64,
     used: u64,
+    /// Bytes behind pages of ranges beside this.
+    paged: u64,
     backing: Backing,
     free: Extents,
     arenas: BTreeMap<u64, u64>,
@@ -69,7 +78,7 @@ impl Space {
         // A whole number of bytes below 2^53 for every device there is.
         let limit = (limits.fraction * total as f64).floor() as u64;
         let limit = limits.bytes_max.map_or(limit, |most| limit.min(most)) / ARENA_ALIGN * ARENA_ALIGN;
-        let mut space = Space { limit, used: 0, backing: Backing::Each, free: Extents::default(), arenas: BTreeMap::new() };
+        let mut space = Space { limit, used: 0, paged: 0, backing: Backing::Each, free: Extents::default(), arenas: BTreeMap::new() };
         if maps_pages {
             let page = page_bytes(context)?;
             let range = AddressRange::reserve(context, limit.next_multiple_of(page))?;
@@ -99,10 +108,46 @@ impl Space {
     pub fn usage(&self) -> Usage {
         let reserved = match &self.backing {
             Backing::Whole { .. } => self.limit,
-            Backing::Mapped { pieces, .. } => pieces.values().map(|p| p.bytes).sum(),
+            Backing::Mapped { pieces, .. } => pieces.values().map(|p| p.bytes).sum::<u64>() + self.paged,
             Backing::Each => self.used,
         };
         Usage { limit: self.limit, reserved, used: self.used }
+    }
+
+    /// Whether all that may be used has been taken from the driver.
+    pub fn is_ahead(&self) -> bool {
+        matches!(self.backing, Backing::Whole { .. } | Backing::Mapped { ahead: true, .. })
+    }
+
+    /// Bytes that may still be taken from the driver, where that is done page by page.
+    fn room(&self) -> u64 {
+        let Backing::Mapped { page, .. } = &self.backing else { return 0 };
+        self.limit.next_multiple_of(*page).saturating_sub(self.usage().reserved)
+    }
+
+    /// A range of its own, whose pages are mapped as they are needed; `None` where memory is not mapped or was taken ahead.
+    pub fn pages(&self, context: &Context, bytes: u64) -> Result<Option<Pages>, DriverError> {
+        match &self.backing {
+            Backing::Mapped { page, ahead: false, .. } => {
+                let page = page.next_power_of_two().max((self.limit / PAGES_MOST).next_power_of_two());
+                Pages::reserve(context, bytes, page).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Counts bytes that a range is about to map.
+    pub fn lend(&mut self, bytes: u64) -> Result<(), DriverError> {
+        if self.used.checked_add(bytes).is_none_or(|used| used > self.limit) || bytes > self.room() {
+            return Err(DriverError::OutOfMemory { bytes });
+        }
+        (self.used, self.paged) = (self.used + bytes, self.paged + bytes);
+        Ok(())
+    }
+
+    /// Counts bytes that a range maps no more.
+    pub fn take_back(&mut self, bytes: u64) {
+        (self.used, self.paged) = (self.used.saturating_sub(bytes), self.paged.saturating_sub(bytes));
     }
 
     /// The address of so many bytes; none for 0.
@@ -115,12 +160,13 @@ impl Space {
         if self.used.checked_add(padded).is_none_or(|used| used > self.limit) {
             return Err(refused);
         }
+        let room = self.room();
         let base = match &mut self.backing {
             Backing::Each => context.allocate(padded)?,
             Backing::Whole { .. } => self.free.take(padded).ok_or(refused)?,
             Backing::Mapped { range, page, pieces, .. } => {
                 let base = self.free.take(padded).ok_or(refused)?;
-                if let Err(e) = back(context, range, *page, pieces, base - range.base, padded) {
+                if let Err(e) = back(context, (range, *page), pieces, (base - range.base, padded), room) {
                     self.free.give(base, padded);
                     return Err(e);
                 }
@@ -175,19 +221,22 @@ impl Space {
     }
 }
 
-/// Puts memory behind those pages of a stretch that have none, and counts it at all that it touches.
+/// Puts memory behind those pages of a stretch that have none, `room` bytes at most, and counts it at all that it touches.
 fn back(
     context: &Context,
-    range: &AddressRange,
-    page: u64,
+    (range, page): (&AddressRange, u64),
     pieces: &mut BTreeMap<u64, Piece>,
-    offset: u64,
-    bytes: u64,
+    (offset, bytes): (u64, u64),
+    room: u64,
 ) -> Result<(), DriverError> {
     let (mut at, end) = (offset / page * page, (offset + bytes).next_multiple_of(page));
     let mut touched: Vec<u64> = pieces.range(..end).filter(|(start, p)| *start + p.bytes > at).map(|(start, _)| *start).collect();
     let mut fresh = Vec::new();
     let known: Vec<(u64, u64)> = touched.iter().map(|start| (*start, *start + pieces[start].bytes)).collect();
+    let there: u64 = known.iter().map(|&(start, stop)| stop.min(end) - start.max(at)).sum();
+    if end - at - there > room {
+        return Err(DriverError::OutOfMemory { bytes });
+    }
     for (start, stop) in known.into_iter().chain([(end, end)]) {
         if start > at {
             match range.map_new(context, at, start - at) {

@@ -2,7 +2,7 @@
 
 use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::fake::FakeDriver;
-use slabwise_cuda::{Device, Dispatch, Function, Launch, Limits, Lowered, Word};
+use slabwise_cuda::{Device, Dispatch, Function, Launch, Limits, Lowered, Word, Work, landing_bytes};
 use slabwise_kernels::size::Env;
 
 const OUT_OF_MEMORY: i32 = 2;
@@ -109,7 +109,8 @@ fn a_graph_is_recorded_once_and_replayed_without_allocations() {
         if !device.replay(&program, &[5]).expect("the device is fine") {
             assert_eq!(turn, 0);
             let arguments = [[x, y], [y, y]];
-            let launches = (0..2).map(|step| Launch { step, kernel: &kernel, arguments: &arguments[step], workspace: empty });
+            let launches =
+                (0..2).map(|step| Launch { step, kernel: &kernel, arguments: &arguments[step], workspace: empty }).map(Work::Launch);
             device.record(&program, &[5], &env, true, launches).expect("it is recorded");
             assert!(device.replay(&program, &[5]).expect("the device is fine"));
         } else {
@@ -158,7 +159,8 @@ fn large_inputs_travel_ahead_and_arrive_in_their_turn() {
         let (x, y) = (device.reserve(bytes).expect("room"), device.reserve(256).expect("room"));
         let before = device.usage().used;
         device.prepare_staging(bytes as usize).expect("it is ready");
-        assert_eq!(device.usage().used > before, ahead);
+        assert_eq!(device.set_landing(landing_bytes(bytes)).expect("the driver is fine"), ahead);
+        assert_eq!(device.usage().used - before, if ahead { landing_bytes(bytes) } else { 0 });
         let mut seen = device.reserve(8 * 16).expect("room");
         seen.bytes = 8;
         for turn in 0..16u8 {

@@ -4,7 +4,7 @@ mod common;
 mod products;
 
 use common::{Case, Choices, NO_FAULT, TARGET};
-use products::{Pick, check, check_exact, check_like_cpu, contiguous, matmul, small_integers, strided, typed};
+use products::{Pick, check, check_exact, check_like_cpu, check_within, contiguous, matmul, small_integers, strided, typed};
 use slabwise_cuda::emulator::{Check, Emulator, Order, available};
 use slabwise_cuda::{Target, candidates, lower};
 use slabwise_kernels::dtype::DType;
@@ -263,6 +263,28 @@ fn tensor_cores() {
         for tile in ["128x256", "128x128", "128x64", "64x128", "64x64"] {
             assert!(ran.contains(&format!("gemm_{kind}_{tile}")), "{ran:?}");
         }
+    }
+}
+
+/// Numbers of every size: products of halves are exact in single precision and tensor cores cut sums where others round them;
+/// operands of tf32 are rounded to 11 bits first (NVIDIA, *PTX ISA*, alternate floating-point formats).
+#[test]
+fn tensor_cores_round_as_their_formats_say() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(11);
+    let [m, n, k] = [72, 88, 200];
+    let sums = |terms: f64| (terms + 4.0) * f64::from(f32::EPSILON);
+    for (dtype, operands) in [(DType::F32, 2f64.powi(-10)), (DType::F16, 0.0), (DType::BF16, 0.0)] {
+        let mut cases: Vec<Case> = layouts(m, n, k)
+            .into_iter()
+            .map(|(a, b)| {
+                Case::new(format!("{dtype} {a:?} {b:?}"), matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b)), &mut choices)
+            })
+            .collect();
+        cases.iter_mut().for_each(|c| c.target = Target { tf32: true, multiprocessors: 8, shared_bytes_max: 164 << 10, ..TARGET });
+        check_within(&cases, Pick::Two, |terms| sums(terms) + operands);
     }
 }
 

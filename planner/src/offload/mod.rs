@@ -11,11 +11,13 @@
 //! *Capuchin* (2020), for choosing between copying and computing again by what either costs for the bytes it frees; Beaumont
 //! et al., *Efficient Combination of Rematerialization and Offloading for Training DNNs* (2021).
 
+mod engines;
 mod transfers;
 mod within;
 
-pub use transfers::Transfer;
-pub(crate) use transfers::{Offloader, Timeline, Value};
+pub use engines::Transfer;
+pub(crate) use engines::{Absence, Engines, Event, events};
+use transfers::{Offloader, Timeline, Value};
 pub use within::{Trip, WithLink, plan_with_link};
 
 use crate::dag::{Buffer, BufferId, Dag, MayReuse, Space, Task, TaskId};
@@ -80,13 +82,7 @@ impl Offloaded {
         let bare = Dag { tasks: Vec::with_capacity(dag.tasks.len()), buffers: dag.buffers.clone(), may_reuse: Vec::new() };
         let mut new = Offloaded { dag: bare, work: Vec::new(), buffer_of: own, copies: Vec::new() };
         let mut at: Vec<Whereabouts> = (0..dag.buffers.len() as u32).map(|b| Whereabouts::new(BufferId(b))).collect();
-        // Steps, then what happens before them, in the order of the model that the transfers were planned by.
-        let mut events: Vec<(u32, u8, u32)> = Vec::with_capacity(4 * transfers.len());
-        for (k, t) in (0u32..).zip(transfers) {
-            events.extend([(t.used + 1, 0, k), (t.gone, 1, k), (t.back, 2, k), (t.read, 3, k)]);
-        }
-        events.sort_unstable();
-        let mut events = events.into_iter().peekable();
+        let mut events = events(transfers).into_iter().peekable();
         let mut pairs = dag.may_reuse.clone();
         pairs.sort_unstable();
         let mut id_of = vec![None; dag.tasks.len()];
@@ -97,10 +93,10 @@ impl Offloaded {
                 // What was on the host before only leaves the slab.
                 let is_first = !transfers.iter().any(|e| e.value == transfer.value && e.used < transfer.used);
                 match what {
-                    0 if is_first => new.send(buffer, &mut at[buffer.index()]),
-                    1 if is_first => new.finish_sending(&at[buffer.index()]),
-                    2 => new.fetch(buffer, &mut at[buffer.index()]),
-                    3 => new.finish(at[buffer.index()].fetch, "fetched"),
+                    Event::Send if is_first => new.send(buffer, &mut at[buffer.index()]),
+                    Event::Sent if is_first => new.finish_sending(&at[buffer.index()]),
+                    Event::Fetch => new.fetch(buffer, &mut at[buffer.index()]),
+                    Event::Fetched => new.finish(at[buffer.index()].fetch, "fetched"),
                     _ => {}
                 }
             }

@@ -3,7 +3,6 @@
 use super::{Link, Offloaded, Offloader, Timeline, Value};
 use crate::check::{Checked, check_offload, check_repeats};
 use crate::dag::{BufferId, Dag, Space, Task, TaskId};
-use crate::generate::Random;
 use crate::order::OrderPolicy;
 use crate::plan::{Options, Plan, PlanError, live_bytes, plan};
 use crate::relations::Relations;
@@ -49,6 +48,8 @@ pub struct WithLink {
 
 /// How much of what is above the budget is left to copies, where recomputation does the rest: tried in this order.
 const LEVELS: [f64; 4] = [0.8, 0.55, 0.3, 0.12];
+/// What the engines' time is taken to cost, as a part of it, beside the time that kernels wait for them: tried in this order.
+const DEAR: [f64; 2] = [0.02, 0.3];
 /// How often transfers are planned for a smaller sum of live bytes, since packing loses some.
 const TARGETS: usize = 4;
 
@@ -121,12 +122,12 @@ fn offload(dag: &Dag, start: WithLink, mut best: WithLink, budget: u64, link: &L
     }
     let idle = Idle::new(base, &start.plan, link);
     let options = Options { order: OrderPolicy::Program, ..*options };
-    for patient in [true, false] {
+    for dear in DEAR {
         let mut target = budget;
         for _ in 0..TARGETS {
             let fits = best.plan.height <= budget;
             let most = if fits { best.time } else { f64::INFINITY };
-            let Some((offloaded, time, trips)) = idle.offload(base, &start.plan, target, link, most, patient) else { break };
+            let Some((offloaded, time, trips)) = idle.offload(base, &start.plan, target, link, most, dear) else { break };
             // A dag that does other work is none: the checker's word counts, not the search's.
             let Ok(offloaded) = check_offload(base, offloaded) else { break };
             let planned = plan(&offloaded.dag, &options)?;
@@ -156,7 +157,7 @@ impl Idle {
         let relations = Relations::new(dag);
         let mut step_of = vec![0u32; dag.tasks.len()];
         (0u32..).zip(&plan.order).for_each(|(step, task)| step_of[task.index()] = step);
-        let cost = |task: &TaskId| dag.tasks[task.index()].cost as f64;
+        let cost = |task: &TaskId| dag.tasks[task.index()].cost;
         let need = live_bytes(dag, plan).into_iter().map(|bytes| bytes as i64).collect();
         let timeline = Timeline { costs: plan.order.iter().map(cost).collect(), need, values: Vec::new() };
         let mut idle = Idle { timeline, buffers: Vec::new(), recompute: Vec::new() };
@@ -184,16 +185,15 @@ impl Idle {
 
     /// The dag with transfers by which no more than `target` bytes are live, or fewer than without at least; the time it takes,
     /// and what is away. Nothing if nothing can be sent or it takes `most` or more.
-    fn offload(&self, dag: &Dag, plan: &Plan, target: u64, link: &Link, most: f64, patient: bool) -> Option<(Offloaded, f64, Vec<Trip>)> {
+    fn offload(&self, dag: &Dag, plan: &Plan, target: u64, link: &Link, most: f64, dear: f64) -> Option<(Offloaded, f64, Vec<Trip>)> {
         let host = link.host_bytes.map_or(i64::MAX, |bytes| bytes.min(1 << 62) as i64);
         let mut offloader = Offloader::new(&self.timeline, target.min(1 << 62) as i64, link.cost_per_byte.max(0.0), host);
-        let fits = offloader.fit(&mut Random(0), 0.0, most, patient);
-        let time = fits.unwrap_or_else(|| offloader.run().time);
-        if offloader.transfers.is_empty() || time >= most || fits.is_none() && most.is_finite() {
+        let (time, fits) = offloader.fit(dear, most)?;
+        if offloader.transfers().is_empty() || time >= most || !fits && most.is_finite() {
             return None;
         }
         let task = |step: u32| plan.order[step as usize];
-        let trips = offloader.transfers.iter().map(|t| Trip {
+        let trips = offloader.transfers().iter().map(|t| Trip {
             buffer: self.buffers[t.value as usize],
             bytes: self.timeline.values[t.value as usize].bytes as u64,
             used: task(t.used),
@@ -202,6 +202,6 @@ impl Idle {
             recompute: self.recompute[t.value as usize],
             link: 2.0 * link.cost_per_byte,
         });
-        Some((Offloaded::new(dag, &plan.order, &self.buffers, &offloader.transfers), time, trips.collect()))
+        Some((Offloaded::new(dag, &plan.order, &self.buffers, offloader.transfers()), time, trips.collect()))
     }
 }

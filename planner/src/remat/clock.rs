@@ -45,6 +45,14 @@ impl Clock {
         })
     }
 
+    /// As [`Clock::slice`], where it is time that is short.
+    pub fn part(&self, part: f64) -> Clock {
+        Clock::new(match self.limit {
+            Limit::Time(limit) => Limit::Time(limit.mul_f64(part)),
+            rounds => rounds,
+        })
+    }
+
     pub fn tick(&mut self) {
         self.rounds += 1;
     }

@@ -22,6 +22,7 @@ mod search;
 mod tape;
 #[cfg(test)]
 mod tests;
+mod transit;
 
 use crate::dag::TaskId;
 pub use crate::offload::Transfer;

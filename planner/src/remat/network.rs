@@ -31,6 +31,11 @@ impl Lists {
         lists
     }
 
+    /// Lists for `keys` keys, empty for those that there were none of.
+    fn widen(&mut self, keys: usize) {
+        self.ends.resize(keys, self.items.len() as u32);
+    }
+
     /// The items of `key`, ascending.
     #[inline]
     pub fn of(&self, key: u32) -> &[u32] {
@@ -77,6 +82,8 @@ pub(super) struct Network {
     pub before: Lists,
     /// By computation: those of which no run may follow it.
     pub after: Lists,
+    /// Behind it are the fetches, if there are any.
+    sink: u32,
     /// Cost of running everything once.
     pub base_cost: u128,
 }
@@ -190,11 +197,43 @@ impl Network {
             makers: more.iter().map(|m| m.0).collect(),
             before: Lists::gather(count, waits()),
             after: Lists::gather(count, waits().map(|(i, m)| (m, i))),
+            sink: count as u32 - 1,
             base_cost: computations.iter().map(|c| u128::from(c.cost)).sum(),
         }
     }
 
-    /// How many computations there are, with the sink.
+    /// The same problem with a *fetch* for each value: a computation that makes the value out of what the host has of it. It
+    /// reads nothing and takes no time, for the engines' time is another matter; it only needs an earlier copy, to be sent.
+    ///
+    /// For networks in which each computation makes one value.
+    pub fn with_fetches(&self) -> Network {
+        debug_assert_eq!(self.len(), self.values(), "each computation makes one value");
+        let count = self.len();
+        let all = count + self.sink as usize;
+        let mut net = self.clone();
+        net.bytes.resize(all, 0);
+        net.workspace.resize(all, 0);
+        net.cost.resize(all, 0);
+        net.once.resize(all, false);
+        for lists in [&mut net.inputs, &mut net.consumers, &mut net.before, &mut net.after] {
+            lists.widen(all);
+        }
+        net.more = Lists::gather(all, (0..self.sink).map(|value| (count as u32 + value, value)));
+        net
+    }
+
+    /// The value that a computation fetches, if it is a fetch.
+    #[inline]
+    pub fn fetched(&self, node: u32) -> Option<u32> {
+        node.checked_sub(self.sink + 1)
+    }
+
+    /// The fetch of a value.
+    pub fn fetch_of(&self, value: u32) -> u32 {
+        self.sink + 1 + value
+    }
+
+    /// How many computations there are, with the sink and fetches.
     pub fn len(&self) -> usize {
         self.cost.len()
     }
@@ -218,7 +257,7 @@ impl Network {
 
     /// The computation that reads the outputs.
     pub fn sink(&self) -> u32 {
-        self.len() as u32 - 1
+        self.sink
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+use super::network::Network;
 use super::tape::{Copy, Tape};
 use crate::generate::Random;
 
@@ -16,6 +17,8 @@ pub(super) struct Repairer {
     pub noise: f64,
     /// How much of what a drop frees beyond what is needed counts, as a fraction of the buffer.
     pub greed: f64,
+    /// What fetching a byte is taken to cost, if values may be fetched from the host (see [`Network::with_fetches`]).
+    pub fetching: Option<f64>,
     /// When to give up.
     pub until: Option<Instant>,
     /// By step: how many steps before it need too much.
@@ -65,6 +68,7 @@ impl Repairer {
             budget,
             noise: 0.0,
             greed: 0.25,
+            fetching: None,
             until: None,
             over,
             chain,
@@ -74,6 +78,15 @@ impl Repairer {
             moved: vec![0; nodes],
             repairs: 0,
             order,
+        }
+    }
+
+    /// What a step is taken to cost.
+    #[inline]
+    fn price(&self, net: &Network, node: u32) -> u128 {
+        match net.fetched(node) {
+            Some(value) => (self.fetching.unwrap_or(0.0) * net.bytes[value as usize] as f64) as u128,
+            None => u128::from(net.cost[node as usize]),
         }
     }
 
@@ -159,11 +172,25 @@ impl Repairer {
             if unused && let Some(gain) = self.later(tape, made, read, at) {
                 best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(made, read));
             }
-            if net.once[node as usize] || steps == 0 {
+            if steps == 0 {
+                continue;
+            }
+            let saved = if unused { self.price(net, tape.node_at(p)) } else { 0 };
+            if self.fetching.is_some() {
+                let fetch = net.fetch_of(value);
+                // What is sent has to be computed.
+                let saved = if tape.copies[value as usize].first() == Some(&c) { 0 } else { saved };
+                let cost = self.price(net, fetch).saturating_sub(saved);
+                if best.offer(score(bytes.min(enough), steps, cost, luck), Act::Again(read, made)) {
+                    self.best_chain.clear();
+                    self.best_chain.push(fetch);
+                }
+            }
+            if net.once[node as usize] {
                 continue;
             }
             // Nothing that it takes besides makes it better than it would be by itself.
-            let saved = if unused { u128::from(net.cost[node as usize]) } else { 0 };
+            let saved = saved.min(u128::from(net.cost[node as usize]));
             if score(bytes.min(enough), steps, u128::from(net.cost[node as usize]) - saved, luck) <= best.score {
                 continue;
             }
@@ -246,7 +273,16 @@ impl Repairer {
                 kept += if last < at { bytes } else { 0 };
                 continue;
             }
-            let (more, other) = self.again(tape, tape.net.maker(j), read, at, worth)?;
+            let maker = tape.net.maker(j);
+            let fetch = self.fetching.map(|_| tape.net.fetch_of(j));
+            let dearer = |&fetch: &u32| !tape.may_insert(maker, read) || self.price(tape.net, fetch) < self.price(tape.net, maker);
+            if let Some(fetch) = fetch.filter(dearer) {
+                self.seen[maker as usize] = self.round;
+                cost += self.price(tape.net, fetch);
+                self.chain.push(fetch);
+                continue;
+            }
+            let (more, other) = self.again(tape, maker, read, at, worth)?;
             cost += more;
             kept += other;
         }
@@ -261,7 +297,7 @@ impl Repairer {
             for p in 0..tape.len() {
                 let c = tape.sequence[p as usize];
                 let node = tape.node[c as usize];
-                if tape.copies[node as usize].len() < 2 || !tape.may_remove(c) {
+                if !tape.may_remove(c) {
                     continue;
                 }
                 let held = |c: Copy| {
@@ -269,7 +305,7 @@ impl Repairer {
                     tape.net.bytes[tape.node[c as usize] as usize] as f64 * f64::from(gap)
                 };
                 let held = tape.made_at(p).map(held).sum::<f64>() + 1.0;
-                let mut score = (tape.net.cost[node as usize] as f64 + 1.0) / held;
+                let mut score = (self.price(tape.net, node) as f64 + 1.0) / held;
                 if self.noise > 0.0 {
                     score *= (self.noise * (random.unit() - 0.5)).exp();
                 }

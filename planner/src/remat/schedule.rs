@@ -3,7 +3,7 @@
 use super::network::Network;
 use super::tape::Tape;
 use crate::liveness::Lifetime;
-use crate::offload::Transfer;
+use crate::offload::{Event, Transfer, events};
 use crate::pack::{Item, Limits, Problem};
 use crate::remat_graph::{Place, RematGraph, Step};
 
@@ -67,28 +67,11 @@ impl Remat {
         order.push(net.sink());
         let tape = Tape::new(&net, &order);
         let end = self.schedule.len() as u32;
-        // By position: what happens there before the step, sorted by kind; what is free after it.
-        let mut before: Vec<Vec<(u8, Step, Option<Stay>)>> = vec![Vec::new(); order.len()];
+        // By position: what is free after it; until when what is computed there is in its place.
         let mut frees: Vec<Vec<u32>> = vec![Vec::new(); order.len()];
-        let mut until = vec![None; order.len()];
+        let mut until: Vec<u32> = (0..end).map(|p| tape.last[p as usize] + 1).collect();
         for t in &self.transfers {
-            let made = t.value as usize;
-            let node = self.schedule[made];
-            let sent = self.transfers.iter().any(|e| e.value == t.value && e.used < t.used);
-            if sent {
-                before[t.used as usize + 1].push((1, Step::Free(node), None));
-            } else {
-                before[t.used as usize + 1].push((0, Step::Offload(node), None));
-                before[t.gone as usize].push((1, Step::Offloaded(node), None));
-            }
-            let next = self.transfers.iter().filter(|e| e.value == t.value && e.used > t.used).map(|e| e.used + 1).min();
-            let stay = Stay { from: t.back, until: next.unwrap_or(tape.last[made] + 1), bytes: graph.nodes[node as usize].bytes };
-            before[t.back as usize].push((2, Step::Prefetch(node), Some(stay)));
-            before[t.read as usize].push((3, Step::Prefetched(node), None));
-            let first = self.transfers.iter().all(|e| e.value != t.value || e.used >= t.used);
-            if first {
-                until[made] = Some(t.gone);
-            }
+            until[t.value as usize] = until[t.value as usize].min(t.gone);
         }
         for p in 0..end {
             let last = tape.last[p as usize];
@@ -97,15 +80,29 @@ impl Remat {
             }
         }
         let mut steps = Vec::new();
+        let mut events = events(&self.transfers).into_iter().peekable();
         for p in 0..=end {
-            let mut here = std::mem::take(&mut before[p as usize]);
-            // Of one kind in the order of transfers, as the engines were planned.
-            here.sort_by_key(|&(kind, _, _)| kind);
-            steps.extend(here.into_iter().map(|(_, step, stay)| (step, stay)));
+            while let Some((_, event, k)) = events.next_if(|event| event.0 == p) {
+                let t = &self.transfers[k as usize];
+                let node = self.schedule[t.value as usize];
+                let others = || self.transfers.iter().filter(|e| e.value == t.value);
+                let is_on_host = others().any(|e| e.used < t.used);
+                steps.push(match event {
+                    Event::Send if is_on_host => continue,
+                    Event::Sent if is_on_host => (Step::Free(node), None),
+                    Event::Send => (Step::Offload(node), None),
+                    Event::Sent => (Step::Offloaded(node), None),
+                    Event::Fetch => {
+                        let next = others().filter(|e| e.used > t.used).map(|e| e.gone).min();
+                        let until = next.unwrap_or(tape.last[t.value as usize] + 1);
+                        (Step::Prefetch(node), Some(Stay { from: p, until, bytes: graph.nodes[node as usize].bytes }))
+                    }
+                    Event::Fetched => (Step::Prefetched(node), None),
+                });
+            }
             if p < end {
                 let node = self.schedule[p as usize];
-                let ends = until[p as usize].unwrap_or(tape.last[p as usize] + 1);
-                let stay = Stay { from: p, until: ends, bytes: graph.nodes[node as usize].bytes };
+                let stay = Stay { from: p, until: until[p as usize], bytes: graph.nodes[node as usize].bytes };
                 steps.push((Step::Compute { node, reuse: None }, Some(stay)));
                 steps.extend(frees[p as usize].iter().map(|&node| (Step::Free(node), None)));
             }

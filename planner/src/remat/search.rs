@@ -7,6 +7,7 @@ use super::clock::Clock;
 use super::network::Network;
 use super::repair::Repairer;
 use super::tape::{Copy, Tape};
+use super::transit::Transit;
 use crate::generate::Random;
 
 /// A schedule with what it costs and needs.
@@ -15,24 +16,20 @@ pub(super) struct Found {
     pub order: Vec<u32>,
     pub cost: u128,
     pub peak: i64,
+    /// What it takes, with waiting for copies.
+    pub time: f64,
 }
 
 impl Found {
-    fn of(tape: &Tape) -> Found {
-        Found { order: tape.order().collect(), cost: tape.cost, peak: tape.peak() }
+    pub fn of(tape: &Tape) -> Found {
+        Found { order: tape.order().collect(), cost: tape.cost, peak: tape.peak(), time: tape.cost as f64 }
     }
 }
 
 /// The cheapest schedule that was found to fit `budget`, or, if none was, the one with the smallest peak. `orders` are complete
 /// orders without repeats, the sink at the end, best first.
 pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mut Clock, seed: u64) -> Found {
-    let mut search = Search {
-        budget,
-        tape: Tape::new(net, &orders[0]),
-        repairer: Repairer::new(net.len(), budget),
-        random: Random(seed),
-        removable: Vec::new(),
-    };
+    let mut search = Search::new(net, &orders[0], budget, seed);
     let mut best = Found::of(&search.tape);
     let mut starts = Vec::new();
     for order in orders {
@@ -64,45 +61,73 @@ pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mu
         }
         starts.push(best);
     }
-    search.repairer.until = clock.at(1.0);
-    starts.sort_by_key(|s| s.cost);
-    let mut best = starts[0].clone();
-    let anneals = clock.anneals();
-    for k in 0..anneals {
-        let (from, to) = (k as f64 / anneals as f64 * 0.6, (k + 1) as f64 / anneals as f64 * 0.6);
-        let start = if k < starts.len() {
-            starts[k].clone()
-        } else {
-            let order = &orders[k % orders.len()];
-            let noise = 0.5 * search.random.below(5) as f64;
-            search.start(order, noise, k % 2 == 1).unwrap_or_else(|| best.clone())
-        };
-        if let Some(found) = search.anneal(start, clock, from, to, 1.0) {
-            best = if found.cost < best.cost { found } else { best };
-        }
-    }
-    for (from, to) in [(0.6, 0.8), (0.8, 1.0)] {
-        if let Some(found) = search.anneal(best.clone(), clock, from, to, 0.5) {
-            best = if found.cost < best.cost { found } else { best };
-        }
-    }
-    best
+    search.anneals(starts, orders, clock, 0.0)
 }
 
-struct Search<'n> {
+pub(super) struct Search<'n> {
     budget: i64,
-    tape: Tape<'n>,
-    repairer: Repairer,
-    random: Random,
+    pub tape: Tape<'n>,
+    pub repairer: Repairer,
+    pub random: Random,
     removable: Vec<Copy>,
+    /// What plans the copies, if values may be fetched.
+    pub transit: Option<Transit>,
 }
 
-impl Search<'_> {
+impl<'n> Search<'n> {
+    pub fn new(net: &'n Network, order: &[u32], budget: i64, seed: u64) -> Self {
+        Search {
+            budget,
+            tape: Tape::new(net, order),
+            repairer: Repairer::new(net.len(), budget),
+            random: Random(seed),
+            removable: Vec::new(),
+            transit: None,
+        }
+    }
+
+    /// The best that local search finds from these and other starts, from `begin` on the clock until the time for it is over.
+    pub fn anneals(&mut self, mut starts: Vec<Found>, orders: &[Vec<u32>], clock: &mut Clock, begin: f64) -> Found {
+        self.repairer.until = clock.at(1.0);
+        starts.sort_by(|a, b| a.time.total_cmp(&b.time));
+        let mut best = starts[0].clone();
+        let anneals = ((clock.anneals() as f64 * (1.0 - begin)) as usize).max(1);
+        let at = |part: f64| begin + (1.0 - begin) * part;
+        for k in 0..anneals {
+            let (from, to) = (at(k as f64 / anneals as f64 * 0.6), at((k + 1) as f64 / anneals as f64 * 0.6));
+            let start = if k < starts.len() {
+                starts[k].clone()
+            } else {
+                let order = &orders[k % orders.len()];
+                let noise = 0.5 * self.random.below(5) as f64;
+                self.start(order, noise, k % 2 == 1).unwrap_or_else(|| best.clone())
+            };
+            if let Some(found) = self.anneal(start, clock, from, to, 1.0) {
+                best = if found.time < best.time { found } else { best };
+            }
+        }
+        for (from, to) in [(0.6, 0.8), (0.8, 1.0)] {
+            if let Some(found) = self.anneal(best.clone(), clock, at(from), at(to), 0.5) {
+                best = if found.time < best.time { found } else { best };
+            }
+        }
+        best
+    }
+
+    /// What the schedule at hand takes, unless that is more than `most`.
+    pub fn time(&mut self, most: f64) -> Option<f64> {
+        match &mut self.transit {
+            Some(transit) => transit.time(&mut self.tape, self.budget, most),
+            None => Some(self.tape.cost as f64).filter(|&time| time <= most),
+        }
+    }
+
     /// A schedule that fits, made from `order` by repair and pruning, at once or by way of budgets between.
-    fn start(&mut self, order: &[u32], noise: f64, descent: bool) -> Option<Found> {
+    pub fn start(&mut self, order: &[u32], noise: f64, descent: bool) -> Option<Found> {
         self.tape.load(order);
         self.repairer.noise = noise;
         self.repairer.greed = 0.25;
+        self.fetch_at_some_price();
         let levels = if descent { 8 } else { 1 };
         let peak = self.tape.peak();
         for level in 1..=levels {
@@ -117,11 +142,33 @@ impl Search<'_> {
             self.repairer.prune(&mut self.tape, &mut self.random);
         }
         self.repairer.budget = self.budget;
-        Some(Found::of(&self.tape))
+        self.found()
+    }
+
+    /// The schedule at hand.
+    pub fn found(&mut self) -> Option<Found> {
+        let time = self.time(f64::INFINITY)?;
+        Some(Found { time, ..Found::of(&self.tape) })
+    }
+
+    /// From now on a peak of this many bytes will do, if that is more than the budget.
+    pub fn relax(&mut self, peak: i64) {
+        self.budget = self.budget.max(peak);
+        self.repairer.budget = self.budget;
+    }
+
+    /// Lets the next repair fetch values, if they may be, as if that were dear, cheap or free: what it costs to keep the engines
+    /// busy depends on all the rest.
+    fn fetch_at_some_price(&mut self) {
+        if let Some(transit) = &self.transit {
+            // From a thousandth of the time that a byte takes to more than all of it.
+            let part = if self.random.below(6) == 0 { 0.0 } else { 1.5 * (-7.0 * self.random.unit()).exp() };
+            self.repairer.fetching = Some(part * transit.link());
+        }
     }
 
     /// Lowers the peak of `best`, whatever it costs, until it fits or half of the time is over.
-    fn squeeze(&mut self, best: &mut Found, clock: &mut Clock) {
+    pub fn squeeze(&mut self, best: &mut Found, clock: &mut Clock) {
         while best.peak > self.budget && clock.progress() < 0.6 {
             clock.tick();
             self.tape.load(&best.order);
@@ -130,6 +177,7 @@ impl Search<'_> {
             self.repairer.budget = (best.peak - 1 - step as i64).max(self.budget);
             self.repairer.noise = 2.0 * self.random.unit();
             self.repairer.greed = [0.0, 0.25][self.random.below(2) as usize];
+            self.fetch_at_some_price();
             let cost_max = best.cost.saturating_mul(4);
             self.repairer.repair(&mut self.tape, &mut self.random, 100, cost_max);
             let peak = self.tape.peak();
@@ -147,11 +195,11 @@ impl Search<'_> {
     /// Local search from `start` while the clock goes `from` there `to` here; the best of it, if it came to anything.
     fn anneal(&mut self, start: Found, clock: &mut Clock, from: f64, to: f64, heat: f64) -> Option<Found> {
         let base = self.tape.net.base_cost as f64;
-        let hottest = heat * (0.0007 * base + 0.01 * (start.cost as f64 - base).max(0.0));
+        let hottest = heat * (0.0007 * base + 0.01 * (start.time - base).max(0.0));
         self.tape.load(&start.order);
-        let (mut now, mut cost) = (start.order.clone(), start.cost);
+        let (mut now, mut time) = (start.order.clone(), start.time);
         let mut best: Option<Found> = None;
-        let mut best_cost = start.cost;
+        let mut best_time = start.time;
         loop {
             let progress = clock.progress();
             if progress >= to {
@@ -161,15 +209,16 @@ impl Search<'_> {
             let cold = ((progress - from) / (to - from)).clamp(0.0, 1.0);
             let heat = hottest * (1.0 - cold);
             self.disturb();
-            let fits = self.mend(cost + cost / 5);
-            let worse = self.tape.cost as f64 - cost as f64;
-            if fits && (worse <= 0.0 || worse <= -heat * (self.random.unit() + 1e-12).ln()) {
+            let fits = self.mend((time * 1.2) as u128);
+            let most = time - heat * (self.random.unit() + 1e-12).ln();
+            let found = if fits { self.time(most).filter(|&found| found <= most) } else { None };
+            if let Some(found) = found {
                 now.clear();
                 now.extend(self.tape.order());
-                cost = self.tape.cost;
-                if cost < best_cost {
-                    best_cost = cost;
-                    best = Some(Found::of(&self.tape));
+                time = found;
+                if time < best_time {
+                    best_time = time;
+                    best = Some(Found { time, ..Found::of(&self.tape) });
                 }
             } else {
                 self.tape.load(&now);
@@ -179,6 +228,7 @@ impl Search<'_> {
 
     /// Repairs and prunes what was disturbed.
     fn mend(&mut self, cost_max: u128) -> bool {
+        self.fetch_at_some_price();
         let random = &mut self.random;
         self.repairer.noise = [0.0, 0.5, 1.0, 2.0][random.below(4) as usize];
         self.repairer.greed = [0.0, 0.0, 0.25, 1.0][random.below(4) as usize];
@@ -226,7 +276,8 @@ impl Search<'_> {
 /// Moves the step at `p` to a random place between what it reads and its first reader.
 fn wander(tape: &mut Tape, p: u32, random: &mut Random) {
     let node = tape.node_at(p);
-    if node == tape.net.sink() {
+    // A fetch stands just before its first reader.
+    if node == tape.net.sink() || tape.is_fetch(p) {
         return;
     }
     let reads = tape.net.makes(node).filter_map(|value| tape.first_read(value, p + 1, tape.len()));

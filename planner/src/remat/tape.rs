@@ -108,6 +108,12 @@ impl<'n> Tape<'n> {
         self.node[self.sequence[p as usize] as usize]
     }
 
+    /// Whether the step at `p` is a fetch.
+    #[inline]
+    pub fn is_fetch(&self, p: u32) -> bool {
+        self.net.fetched(self.node_at(p)).is_some()
+    }
+
     pub fn peak(&self) -> i64 {
         self.need.iter().copied().max().unwrap_or(0)
     }
@@ -161,7 +167,8 @@ impl<'n> Tape<'n> {
         for &k in self.net.consumers.of(node) {
             for &c in &self.copies[k as usize] {
                 let p = self.pos[c as usize];
-                if p >= from && p < to && found.is_none_or(|f| f < p) {
+                // What is fetched reads nothing.
+                if p >= from && p < to && found.is_none_or(|f| f < p) && self.sequence[p as usize] == c {
                     found = Some(p);
                 }
             }
@@ -175,7 +182,8 @@ impl<'n> Tape<'n> {
         for &k in self.net.consumers.of(node) {
             for &c in &self.copies[k as usize] {
                 let p = self.pos[c as usize];
-                if p >= from && p < to && found.is_none_or(|f| f > p) {
+                // What is fetched reads nothing.
+                if p >= from && p < to && found.is_none_or(|f| f > p) && self.sequence[p as usize] == c {
                     found = Some(p);
                 }
             }
@@ -191,6 +199,7 @@ impl<'n> Tape<'n> {
     fn may_stand(&self, node: u32, p: u32) -> bool {
         self.net.inputs.of(node).iter().all(|&j| self.copies[j as usize].first().is_some_and(|&c| self.pos[c as usize] < p))
             && self.net.before.of(node).iter().all(|&m| self.copies[m as usize].iter().all(|&c| self.pos[c as usize] >= p))
+            && self.net.fetched(node).is_none_or(|value| self.source(value, p).is_some())
     }
 
     /// Whether a copy of `node` may be moved across `from..to`: nothing there makes or changes what it reads, reads what it
@@ -205,7 +214,7 @@ impl<'n> Tape<'n> {
         let net = self.net;
         let others = [net.inputs.of(node), net.before.of(node), net.after.of(node)];
         let unread = || net.makes(node).all(|value| self.last_read(value, from, to).is_none());
-        none(node) && others.iter().all(|list| list.iter().all(|&n| none(n))) && unread()
+        net.makes(node).all(none) && others.iter().all(|list| list.iter().all(|&n| none(n))) && unread()
     }
 
     /// Computes `node` just before what is now at `p`. Later reads, up to the next copies, take the new ones.
@@ -275,8 +284,16 @@ impl<'n> Tape<'n> {
 
     /// Whether the step that made `c`, a copy of a computation's own value, can go: another copy is there for whoever reads it.
     pub fn may_remove(&self, c: Copy) -> bool {
-        let node = self.node[c as usize] as usize;
-        self.copies[node].len() > 1 && (self.copies[node][0] != c || self.is_unread(self.pos[c as usize]))
+        let node = self.node[c as usize];
+        if self.net.fetched(node).is_some() {
+            return true;
+        }
+        match self.copies[node as usize][..] {
+            // What is fetched has been computed before.
+            [first, next, ..] if first == c => self.is_unread(self.pos[c as usize]) && !self.is_fetch(self.pos[next as usize]),
+            [_, _, ..] => true,
+            _ => false,
+        }
     }
 
     /// Takes the step that made `c` out (see [`Tape::may_remove`]); its reads go to the copies before, which live longer.

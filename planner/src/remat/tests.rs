@@ -5,7 +5,8 @@ use super::repair::Repairer;
 use super::tape::Tape;
 use crate::generate::Random;
 
-fn network(random: &mut Random) -> Network {
+/// With more than one value for some computations, or with fetches.
+fn network(random: &mut Random, fetches: bool) -> Network {
     let mut below = |n: u64| random.below(n);
     let count = 3 + below(20) as u32;
     let (mut computations, mut more) = (Vec::new(), Vec::new());
@@ -15,29 +16,31 @@ fn network(random: &mut Random) -> Network {
         let (bytes, workspace, cost) = (below(50), below(10), below(9));
         computations.push(Computation { bytes, workspace, cost, once: below(6) == 0, inputs, ..Computation::default() });
         values.push(i);
-        for _ in 0..below(3) {
+        for _ in 0..if fetches { 0 } else { below(3) } {
             more.push((i, below(50)));
             values.push(count + more.len() as u32);
         }
     }
     let outputs = (0..2).map(|_| values[below(values.len() as u64) as usize]).collect();
-    Network::new(computations, more, outputs)
+    let net = Network::new(computations, more, outputs);
+    if fetches { net.with_fetches() } else { net }
 }
 
 #[test]
 fn a_tape_under_change_keeps_right_books() {
     let mut random = Random(3);
-    let (mut inserts, mut removals, mut moves) = (0, 0, 0);
-    for _ in 0..300 {
-        let net = network(&mut random);
+    let (mut inserts, mut removals, mut moves, mut fetches) = (0, 0, 0, 0);
+    for round in 0..400 {
+        let net = network(&mut random, round % 2 == 0);
         let mut tape = Tape::new(&net, &(0..=net.sink()).collect::<Vec<u32>>());
         for _ in 0..30 {
             let p = random.below(u64::from(tape.len())) as u32;
             let c = tape.sequence[p as usize];
             match random.below(3) {
                 0 => {
-                    let node = random.below(u64::from(net.sink())) as u32;
-                    if tape.may_insert(node, p) {
+                    let node = random.below(net.len() as u64) as u32;
+                    if node != net.sink() && tape.may_insert(node, p) {
+                        fetches += u32::from(net.fetched(node).is_some());
                         tape.insert(node, p);
                         inserts += 1;
                     }
@@ -64,15 +67,18 @@ fn a_tape_under_change_keeps_right_books() {
             for p in 0..tape.len() {
                 let lives = |t: &Tape| t.made_at(p).map(|c| (t.node[c as usize], t.last[c as usize])).collect::<Vec<_>>();
                 assert_eq!(lives(&tape), lives(&anew));
+                // What is fetched has been computed before.
+                assert!(net.fetched(tape.node_at(p)).is_none_or(|value| tape.source(value, p).is_some()));
             }
         }
         // Repaired, a schedule fits and every read has its value.
         let peak = tape.peak();
         let mut repairer = Repairer::new(net.len(), peak * 3 / 4);
+        repairer.fetching = (round % 2 == 0).then(|| random.unit());
         if repairer.repair(&mut tape, &mut random, 100, u128::MAX) {
             repairer.prune(&mut tape, &mut random);
             assert!(Tape::new(&net, &tape.order().collect::<Vec<u32>>()).peak() <= peak * 3 / 4);
         }
     }
-    assert!(inserts > 500 && removals > 100 && moves > 100, "{inserts} {removals} {moves}");
+    assert!(inserts > 500 && removals > 100 && moves > 100 && fetches > 100, "{inserts} {removals} {moves} {fetches}");
 }

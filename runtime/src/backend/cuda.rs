@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use slabwise_cuda::driver::DriverError;
-use slabwise_cuda::{Device, Launch, Limits, Lowered, Program};
+use slabwise_cuda::{Device, Launch, Limits, Lowered, Picks, Program, Tuner, Work};
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Memory, Region};
@@ -14,7 +14,7 @@ use slabwise_planner::Bytes;
 
 use super::{Kernel, Resources, scratch};
 use crate::error::{Error, Mistake, Result};
-use crate::memory::{MemoryConfig, MemoryInfo};
+use crate::memory::{MemoryConfig, MemoryInfo, Policy, Range};
 
 /// A kernel that looks for indices out of range.
 #[derive(Clone, Debug)]
@@ -33,6 +33,16 @@ pub(crate) struct Loaded {
     pub checks: Arc<[Check]>,
 }
 
+/// A step of a run that is recorded.
+pub(crate) enum Recorded<'a> {
+    /// A kernel, its arguments and its workspace.
+    Run(&'a Kernel, Vec<Region>, Region),
+    /// The copy of this number starts: from where, to where.
+    Start(usize, Region, Region),
+    /// The copy of this number is waited for.
+    Finish(usize),
+}
+
 /// The device, and what was asked of it lately.
 pub(crate) struct Gpu {
     pub device: Device,
@@ -44,6 +54,9 @@ pub(crate) struct Gpu {
     untold: Mutex<Option<Error>>,
     /// Whether runs are recorded as graphs.
     pub graphs: bool,
+    ordinal: u32,
+    /// Whether products are timed.
+    tunes: bool,
     /// The sizes of the last run, which lie on the device.
     pub published: Option<Env>,
     /// Whether inputs are being put in place.
@@ -54,15 +67,18 @@ impl Gpu {
     pub fn open(ordinal: u32, config: &MemoryConfig) -> Result<Gpu> {
         let name = crate::device::Device::Cuda(ordinal).to_string();
         let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
+        check_pages(&device, &name, config)?;
         let graphs = switch("SLABWISE_CUDA_GRAPHS")?;
+        let tunes = switch("SLABWISE_AUTOTUNE")?;
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
-        Ok(Gpu { device, name, running, saved: Mutex::default(), untold: Mutex::default(), graphs, published: None, placing: false })
+        let (saved, untold) = (Mutex::default(), Mutex::default());
+        Ok(Gpu { device, name, running, saved, untold, graphs, ordinal, tunes, published: None, placing: false })
     }
 
     /// Limits of the device's memory, unless some of it is in use already.
     pub fn configure(&mut self, config: &MemoryConfig) -> Result<()> {
         self.device.set_limits(limits(config)?);
-        Ok(())
+        check_pages(&self.device, &self.name, config)
     }
 
     /// Keeps an error for whoever asks next.
@@ -72,6 +88,13 @@ impl Gpu {
 
     pub fn target(&self) -> slabwise_cuda::Target {
         self.device.properties().target
+    }
+
+    /// Who times products, if they are timed, in at most so many bytes.
+    pub fn tuner(&self, room: Option<u64>) -> Option<Tuner> {
+        let (ordinal, limits) = (self.ordinal, *self.device.limits());
+        let tuner = || Tuner { ordinal, limits, room, worth: slabwise_cuda::WORTH, picks: Picks::of_process() };
+        self.tunes.then(tuner)
     }
 
     /// The error that a driver's is to a user.
@@ -107,6 +130,60 @@ impl Gpu {
             DriverError::OutOfMemory { .. } => self.out_of_memory(what, bytes),
             other => self.error(other),
         })
+    }
+
+    /// Pinned memory of the host.
+    pub fn reserve_host(&mut self, bytes: u64, what: &str) -> Result<Region> {
+        self.device.reserve_host(bytes).map_err(|e| match e {
+            DriverError::OutOfMemory { .. } => pinned(what, bytes),
+            other => self.error(other),
+        })
+    }
+
+    pub fn prepare_copies(&mut self, most: usize) -> Result<()> {
+        self.device.prepare_copies(most).map_err(|e| self.error(e))
+    }
+
+    pub fn start_copy(&self, copy: usize, from: &Region, to: &Region) -> Result<()> {
+        self.device.start_copy(copy, from, to).map_err(|e| self.error(e))
+    }
+
+    pub fn finish_copy(&self, copy: usize) -> Result<()> {
+        self.device.finish_copy(copy).map_err(|e| self.error(e))
+    }
+
+    pub fn open_ring(&mut self, region: &Region, slots: usize) -> Result<usize> {
+        self.device.open_ring(*region, slots).map_err(|e| match e {
+            DriverError::OutOfMemory { bytes } => pinned("slots of inputs", bytes),
+            other => self.error(other),
+        })
+    }
+
+    /// Sends what `write` writes ahead, to a slot.
+    pub fn send_ahead(&mut self, ring: usize, slot: u64, write: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+        let sent = self.device.send_ahead(ring, slot as usize, write);
+        sent.map_err(|e| self.error(e))?
+    }
+
+    /// Moves parts of what arrived in a slot to where runs read them.
+    pub fn take_ahead(&mut self, ring: usize, slot: u64, parts: impl Iterator<Item = (u64, Region)>) -> Result<()> {
+        self.device.take_ahead(ring, slot as usize, parts).map_err(|e| self.error(e))
+    }
+
+    /// Waits until nothing is under way. If the device is lost, nothing is.
+    pub fn settle_copies(&self) {
+        let _ = self.device.settle_copies();
+    }
+
+    /// Addresses for a pool of so many bytes, if its pages can be mapped by themselves.
+    pub fn range(&mut self, bytes: u64) -> Option<Range> {
+        match self.device.range(Range::addresses(bytes, 1, true)) {
+            Ok(range) => range.map(|(arena, page)| Range { arena, page, pages_move: true }),
+            Err(e) => {
+                log::warn!("{}: no addresses for a pool of {}: {e}; it takes arenas instead", self.name, Bytes(bytes));
+                None
+            }
+        }
     }
 
     pub fn info(&self) -> MemoryInfo {
@@ -155,10 +232,15 @@ impl Gpu {
         self.faults()
     }
 
-    /// Makes room for this many bytes of inputs.
+    /// Makes room for this many bytes of inputs in the host's memory.
     pub fn prepare_inputs(&mut self, bytes: u64) -> Result<()> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         self.device.prepare_staging(bytes).map_err(|e| self.error(e))
+    }
+
+    /// Makes the place for large inputs on their way this large, if the device has so much memory; else there is none.
+    pub fn set_landing(&mut self, bytes: u64) -> Result<bool> {
+        self.device.set_landing(bytes).map_err(|e| self.error(e))
     }
 
     pub fn begin_inputs(&mut self) -> Result<()> {
@@ -180,8 +262,9 @@ impl Gpu {
     }
 
     /// Compiles and loads a program's kernels.
-    pub fn load(&self, name: &str, kernels: &[&Lowered], checks: Vec<Check>) -> Result<Loaded> {
+    pub fn load(&mut self, name: &str, kernels: &[&Lowered], checks: Vec<Check>) -> Result<Loaded> {
         use slabwise_cuda::LoadError;
+        self.device.prepare_faults().map_err(|e| self.error(e))?;
         let program = self.device.load(kernels).map_err(|e| match e {
             LoadError::Driver(e) => self.error(e),
             other => Error::Device { device: self.name.clone(), why: format!("\"{name}\": {other}") },
@@ -229,17 +312,21 @@ impl Gpu {
         replayed.map_err(|e| self.error(e))
     }
 
-    /// Records a run: each step's kernel, its arguments and its workspace.
-    pub fn record(&mut self, loaded: &Loaded, key: &[u64], env: &Env, steps: &[(&Kernel, Vec<Region>, Region)]) -> Result<()> {
-        let mut launches = Vec::with_capacity(steps.len());
-        for (step, (kernel, arguments, workspace)) in steps.iter().enumerate() {
-            let Kernel::Cuda(spec, kernel) = kernel else {
-                return Err(Error::Internal(format!("kernel {step} was prepared for another device")));
-            };
-            within(spec, arguments, env)?;
-            launches.push(Launch { step, kernel, arguments, workspace: *workspace });
+    /// Records a run.
+    pub fn record(&mut self, loaded: &Loaded, key: &[u64], env: &Env, steps: &[Recorded<'_>]) -> Result<()> {
+        let mut work = Vec::with_capacity(steps.len());
+        for (step, recorded) in steps.iter().enumerate() {
+            work.push(match recorded {
+                Recorded::Run(Kernel::Cuda(spec, kernel), arguments, workspace) => {
+                    within(spec, arguments, env)?;
+                    Work::Launch(Launch { step, kernel, arguments, workspace: *workspace })
+                }
+                Recorded::Run(..) => return Err(Error::Internal(format!("kernel {step} was prepared for another device"))),
+                Recorded::Start(copy, from, to) => Work::Start { copy: *copy, from: *from, to: *to },
+                Recorded::Finish(copy) => Work::Finish(*copy),
+            });
         }
-        let recorded = self.device.record(&loaded.program, key, env, !loaded.checks.is_empty(), launches.into_iter());
+        let recorded = self.device.record(&loaded.program, key, env, !loaded.checks.is_empty(), work.into_iter());
         recorded.map_err(|e| self.error(e))
     }
 
@@ -253,7 +340,13 @@ impl Loaded {
     pub fn resources(&self, kernel: &Kernel) -> Vec<Resources> {
         let Kernel::Cuda(_, lowered) = kernel else { return Vec::new() };
         let used = lowered.functions.iter().filter_map(|f| self.program.usage(&f.name));
-        used.map(|u| Resources { registers: u.registers, spill_bytes: u.spill_bytes, shared_bytes: u.shared_bytes }).collect()
+        let of = |u: &slabwise_cuda::nvrtc::Usage| Resources {
+            function: u.name.clone(),
+            registers: u.registers,
+            spill_bytes: u.spill_bytes,
+            shared_bytes: u.shared_bytes,
+        };
+        used.map(of).collect()
     }
 
     /// Looks for indices out of range in an input on its way to the device, so that a run fails before it begins.
@@ -282,15 +375,43 @@ impl Check {
     }
 }
 
+/// The error for memory of the host that its system does not pin.
+fn pinned(what: &str, bytes: u64) -> Error {
+    Error::OutOfMemory { what: what.into(), bytes: Bytes(bytes), more: ": it is memory of the host, and its system pins no more".into() }
+}
+
 /// What a configuration says of a device's memory.
 fn limits(config: &MemoryConfig) -> Result<Limits> {
     let settings = config.resolve().map_err(|e| Error::Value(e.to_string()))?;
     Ok(Limits {
         fraction: settings.fraction.unwrap_or(0.75),
         bytes_max: settings.limit,
-        // On a device that others may use too it is better to know at once.
-        preallocate: settings.preallocate.unwrap_or(true),
+        // On a device that others may use too it is better to know at once; but what is taken is behind addresses for good.
+        preallocate: settings.preallocate.unwrap_or(settings.policy != Some(Policy::Vmm)),
     })
+}
+
+/// Whether the device can do what a pool that maps its pages itself needs, if one is asked for.
+fn check_pages(device: &Device, name: &str, config: &MemoryConfig) -> Result<()> {
+    let settings = config.resolve().map_err(|e| Error::Value(e.to_string()))?;
+    if settings.policy != Some(Policy::Vmm) {
+        return Ok(());
+    }
+    let refused = |why: &str| {
+        let why = format!("the allocator vmm (SLABWISE_ALLOCATOR) maps memory page by page, and {why}; use pool, platform or async");
+        Err(Error::Device { device: name.into(), why })
+    };
+    if !device.properties().maps_pages {
+        return refused("this device cannot");
+    }
+    if settings.preallocate == Some(true) {
+        return refused("nothing is left to map where all is preallocated (SLABWISE_PREALLOCATE)");
+    }
+    match device.has_ranges() {
+        Ok(true) => Ok(()),
+        Ok(false) => refused("another session of this process has preallocated all (SLABWISE_PREALLOCATE)"),
+        Err(e) => Err(Error::Device { device: name.into(), why: e.to_string() }),
+    }
 }
 
 /// A variable of the environment that is 0 or 1, 1 by default.

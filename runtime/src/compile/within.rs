@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use slabwise_planner::{self as planner, Bytes, Dag, Link, Options, Plan, Trip, WithLink, plan, plan_for, plan_with_link, plan_within};
 
+use crate::backend::Target;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::memory::offload::Offload;
@@ -33,9 +34,9 @@ pub(super) struct Fitted {
 /// Fits a scheduled program, whose plan runs everything once, into `room` bytes. If nothing does, it is the smallest found.
 pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: &Session, guard: u64) -> Result<Fitted> {
     let internal = |e: String| Error::Internal(e);
-    let (options, target) = (&session.options.planner, &session.target());
+    let (options, target) = (&session.options.planner, &session.target_of(graph));
     let (once, base) = (all.1.height, time(&all.0.dag));
-    let fit = Fit { graph, room, session, once, base };
+    let fit = Fit { graph, room, session, target, once, base };
     let glance = Options { effort: options.effort / GLANCE, ..*options };
     let mut tried = vec![(fit.fit(&all, &glance)?, all)];
     for tasks in other_ways(graph, &tried[0].1.0, room) {
@@ -44,7 +45,8 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
             break;
         }
         let scheduled = schedule(graph, tasks, target, guard).map_err(internal)?;
-        let offsets = plan(&scheduled.dag, &glance).map_err(|e| internal(e.to_string()))?;
+        // A kernel that makes something on both ways may come before and behind another, if that takes its value by the first name.
+        let Ok(offsets) = plan(&scheduled.dag, &glance) else { continue };
         let way = (scheduled, offsets);
         tried.push((fit.fit(&way, &glance)?, way));
     }
@@ -108,6 +110,7 @@ struct Fit<'a> {
     graph: &'a Graph,
     room: u64,
     session: &'a Session,
+    target: &'a Target,
     /// The slab and the modelled time of a program that runs everything once.
     once: u64,
     base: f64,
@@ -122,7 +125,7 @@ impl Fit<'_> {
     /// The best that is found for some kernels with this effort.
     fn fit(&self, (scheduled, once): &(Scheduled, Plan), options: &Options) -> Result<Fitted> {
         let internal = |e: String| Error::Internal(e);
-        let found = match self.session.offload() {
+        let found = match self.session.offload {
             Some(offload) => plan_with_link(&scheduled.dag, once.clone(), self.room, &link(offload), options),
             None => {
                 let found = plan_within(&scheduled.dag, once.clone(), self.room, options);
@@ -136,7 +139,7 @@ impl Fit<'_> {
             return Ok(fitted);
         }
         let (planned, again) = ((&fitted.scheduled, &fitted.offsets), &fitted.again.tasks);
-        if let Some((scheduled, tasks)) = rejoin(self.graph, planned, again, self.room, &self.session.target()).map_err(internal)? {
+        if let Some((scheduled, tasks)) = rejoin(self.graph, planned, again, self.room, self.target).map_err(internal)? {
             let offsets = plan_for(&scheduled.dag, self.room, options).map_err(|e| internal(e.to_string()))?;
             let overhead = time(&scheduled.dag) / self.base - 1.0;
             let joined = Fitted { scheduled, offsets, again: Again { tasks, overhead, ..fitted.again.clone() } };

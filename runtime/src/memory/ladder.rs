@@ -115,6 +115,10 @@ pub(crate) enum Outcome {
     Moved {
         ns: u64,
     },
+    Remapped {
+        done: Result<(), Refused>,
+        ns: u64,
+    },
 }
 
 /// Where a request stands.
@@ -342,9 +346,7 @@ impl Heap {
                 self.opening = false;
                 match (&mut self.engine, range) {
                     (Engine::Chain(chain), Some(range)) => {
-                        let factor = if range.pages_move { 8 } else { 1 };
-                        let bytes = bytes.saturating_mul(factor).min(1 << 62).max(bytes).div_ceil(range.page).saturating_mul(range.page);
-                        chain.add_range(&mut self.table, range, bytes);
+                        chain.add_range(&mut self.table, range, Range::addresses(bytes, range.page, range.pages_move));
                     }
                     _ => self.range_refused = true,
                 }
@@ -399,7 +401,17 @@ impl Heap {
                     chain.join_all(&mut self.table, &self.streams);
                 }
             }
-            (Call::Remap { from, to }, Outcome::Moved { ns }) => {
+            (Call::Remap { from, to }, Outcome::Remapped { done: Err(_), ns }) => {
+                // Everything is where it was: the pages are free, and where they should have gone is a hole.
+                self.moving = false;
+                self.statistics.defrag_ns += ns;
+                self.statistics.defrags -= 1;
+                self.statistics.remapped_bytes -= to.1.bytes;
+                let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return };
+                chain.unmapped(table, to.0);
+                from.iter().for_each(|&(row, _)| chain.give(table, streams, row));
+            }
+            (Call::Remap { from, to }, Outcome::Remapped { done: Ok(()), ns }) => {
                 self.moving = false;
                 self.statistics.defrag_ns += ns;
                 from.iter().for_each(|(_, pages)| self.note_segment(Action::SegmentFree, *pages));

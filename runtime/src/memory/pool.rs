@@ -384,11 +384,6 @@ impl Pool {
     }
 
     fn perform<S: Source>(&self, source: &mut S, call: &Call) -> Outcome {
-        let timed = |source: &mut S, work: &mut dyn FnMut(&mut S)| {
-            let start = source.now();
-            work(source);
-            Outcome::Moved { ns: u64::try_from(source.now().saturating_sub(start).as_nanos()).unwrap_or(u64::MAX) }
-        };
         match call {
             Call::Info => Outcome::Info(source.info(), source.preallocates()),
             Call::Range { bytes } => Outcome::Range(source.range(*bytes)),
@@ -419,20 +414,28 @@ impl Pool {
                 *kept = callbacks;
                 Outcome::Done
             }
-            Call::Copy { before, moves, after } => timed(source, &mut |source| {
-                before.iter().for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
-                moves.iter().for_each(|m| in_pieces(*m, |from, to| source.copy(m.stream, from, to)));
-                after.iter().for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
-            }),
-            Call::Remap { from, to } => timed(source, &mut |source| {
-                let mut at = 0;
-                for (_, pages) in from {
-                    source.remap(*pages, to.1.part(at, pages.bytes));
-                    at += pages.bytes;
-                }
-            }),
+            Call::Copy { before, moves, after } => {
+                let ((), ns) = timed(source, |source| {
+                    before.iter().for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
+                    moves.iter().for_each(|m| in_pieces(*m, |from, to| source.copy(m.stream, from, to)));
+                    after.iter().for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
+                });
+                Outcome::Moved { ns }
+            }
+            Call::Remap { from, to } => {
+                let pages: Vec<Region> = from.iter().map(|(_, pages)| *pages).collect();
+                let (done, ns) = timed(source, |source| source.remap(&pages, to.1));
+                Outcome::Remapped { done, ns }
+            }
         }
     }
+}
+
+/// Does some work of a source; what came of it, and the nanoseconds it took.
+fn timed<S: Source, T>(source: &mut S, work: impl FnOnce(&mut S) -> T) -> (T, u64) {
+    let start = source.now();
+    let done = work(source);
+    (done, u64::try_from(source.now().saturating_sub(start).as_nanos()).unwrap_or(u64::MAX))
 }
 
 impl fmt::Debug for Pool {

@@ -42,6 +42,15 @@ pub struct Range {
     pub pages_move: bool,
 }
 
+impl Range {
+    /// The addresses of a range for so many bytes of memory, in whole pages. Where pages move there are more of them than of
+    /// memory: pages in pieces are put together where there is no memory yet.
+    pub fn addresses(bytes: u64, page: u64, pages_move: bool) -> u64 {
+        let factor = if pages_move { 8 } else { 1 };
+        bytes.saturating_mul(factor).min(1 << 62).max(bytes).div_ceil(page).saturating_mul(page)
+    }
+}
+
 /// A device's memory, as a driver offers it. Each method but `now` and `preallocates` is a call of the driver.
 pub trait Source {
     /// Free and total bytes.
@@ -56,7 +65,8 @@ pub trait Source {
     /// Gives an arena back, ranges too.
     fn release(&mut self, arena: u32);
 
-    /// Addresses without memory. `None`: this source has no such thing.
+    /// Addresses without memory, [as many](Range::addresses) as a pool of so many bytes needs. `None`: this source has no such
+    /// thing.
     fn range(&mut self, bytes: u64) -> Option<Range>;
 
     /// Puts memory behind whole pages of a range.
@@ -68,9 +78,12 @@ pub trait Source {
     /// Takes the memory behind whole pages of a range away. Only asked of a range whose pages move.
     fn unmap(&mut self, pages: Region);
 
-    /// Maps the memory behind `from` at `to`, whose pages have none, and leaves `from` without. Only asked of a range whose
-    /// pages move. What they hold may be lost.
-    fn remap(&mut self, from: Region, to: Region);
+    /// Maps the memory behind some pages of a range, one region after the other, at `to`, whose pages have none, and leaves the
+    /// first without. Only asked of a range whose pages move. What they hold may be lost.
+    ///
+    /// # Errors
+    /// If the driver cannot do it; then every page has its memory where it was.
+    fn remap(&mut self, from: &[Region], to: Region) -> Result<(), Refused>;
 
     /// Copies bytes between two regions that share none, after all work that the stream was given before.
     fn copy(&mut self, stream: Stream, from: Region, to: Region);
@@ -137,7 +150,10 @@ impl Source for Memory {
 
     fn unmap(&mut self, _pages: Region) {}
 
-    fn remap(&mut self, _from: Region, _to: Region) {}
+    fn remap(&mut self, _from: &[Region], _to: Region) -> Result<(), Refused> {
+        // Asked of no range whose pages stay.
+        Ok(())
+    }
 
     fn copy(&mut self, _stream: Stream, from: Region, to: Region) {
         Memory::copy(self, &from, &to);

@@ -32,12 +32,11 @@ pub(crate) fn alias(graph: &Graph, tasks: &[Task]) -> Vec<Task> {
     for task in tasks {
         let others: Vec<_> = task.spec.stores.iter().copied().filter(|s| !second(&first, argument(task, s.operand))).collect();
         let rest = if others.len() == task.spec.stores.len() { Some(task.clone()) } else { keep_stores(task, &others) };
-        if rest.is_none() && !others.is_empty() {
-            written(task).into_iter().for_each(|arg| _ = matches!(arg, Arg::Buffer(node) if first.remove(&node).is_some()));
-            fewer.push(Some(task.clone()));
-        } else {
-            fewer.push(rest);
+        let stays = rest.is_none() && !others.is_empty();
+        if stays {
+            first.retain(|again, _| !written(task).contains(&Arg::Buffer(*again)));
         }
+        fewer.push(if stays { Some(task.clone()) } else { rest });
     }
     let mut number = Vec::with_capacity(tasks.len());
     let mut out: Vec<Task> = Vec::with_capacity(tasks.len());

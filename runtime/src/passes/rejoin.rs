@@ -15,7 +15,7 @@ use super::cost::cost;
 use super::lower::{Arg, Task};
 use super::schedule::Scheduled;
 use super::stores::{argument, keep_stores};
-use crate::backend::{Kernel, Target};
+use crate::backend::{Choice, Kernel, Target};
 use crate::graph::Graph;
 use crate::ops::NodeId;
 
@@ -144,7 +144,7 @@ impl<'a> Joining<'a> {
     }
 
     /// Whether what a task sums is the same sum with other steps behind it. On other devices than the CPU the way of a product may follow
-    /// from them.
+    /// from them, or be a measured choice.
     fn takes_steps(&self, task: &Task) -> bool {
         task.spec.body == Body::Loop || self.on_cpu && matches!(task.spec.body, Body::Matmul(_) | Body::Conv2d(_))
     }
@@ -162,7 +162,7 @@ impl<'a> Joining<'a> {
 
     /// Leaves out of a task what nobody reads.
     fn drop_unread(&mut self, at: usize) {
-        let Some(task) = self.tasks[at].as_ref().filter(|task| task.spec.stores.len() > 1) else { return };
+        let Some(task) = self.tasks[at].as_ref().filter(|task| task.spec.stores.len() > 1 && self.takes_steps(task)) else { return };
         let read: HashSet<BufferId> = (0..self.tasks.len())
             .filter(|&other| other != at && self.tasks[other].is_some())
             .flat_map(|other| self.dag.tasks[other].reads.iter().chain(&self.dag.tasks[other].writes).copied())
@@ -200,7 +200,8 @@ impl<'a> Joining<'a> {
             planned.after.dedup();
             let mut kernel = self.old.kernels[self.order[at].index()].clone();
             if self.changed.contains(&at) {
-                let made = Kernel::new(task.spec.clone(), &bounds, target, false).map_err(|e| format!("{}: {e}", task.name))?;
+                let made = Kernel::new(task.spec.clone(), &bounds, target, false, &Choice::default())
+                    .map_err(|e| format!("{}: {e}", task.name))?;
                 (planned.workspace, planned.cost) = (made.workspace(), cost(&task.spec, &bounds));
                 kernel = made.into();
             }

@@ -11,7 +11,7 @@ use super::cost::cost;
 use super::lower::{Arg, Task};
 use super::rerun::{assigned, kept, rerun};
 use super::slices::{Piece, Sliced};
-use crate::backend::{Kernel, Target};
+use crate::backend::{Choice, Kernel, Target};
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
@@ -79,11 +79,20 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, target: &Target, guard: u64) ->
     let bounds = graph.symbols.bounds();
     // Where indices are looked at, what assigns a variable asks first whether one was out of range.
     let checked = tasks.iter().any(|t| matches!(t.spec.body, Body::CheckIndex(_)));
-    let prepare = |t: &Task| {
-        let guarded = checked && !assigned(t).is_empty();
-        Kernel::new(t.spec.clone(), &bounds, target, guarded).map(Arc::new).map_err(|e| format!("{}: {e}", t.name))
+    let guarded = |t: &Task| checked && !assigned(t).is_empty();
+    let prepare = |t: &Task, choice: &Choice| {
+        Kernel::new(t.spec.clone(), &bounds, target, guarded(t), choice).map(Arc::new).map_err(|e| format!("{}: {e}", t.name))
     };
-    let kernels: Vec<Arc<Kernel>> = tasks.iter().map(prepare).collect::<Result<_, _>>()?;
+    let kept = kept(graph);
+    let found = |id: &NodeId| graph.symbols.any_found(&graph.node(*id).dims);
+    // What the pool holds is not planned, nor is when it would be made again.
+    let in_pool = |t: &Task| t.args.iter().any(|arg| matches!(arg, Arg::Buffer(id) if found(id)));
+    let reruns: Vec<Option<Task>> = tasks.iter().map(|t| rerun(t, &kept).filter(|_| !in_pool(t))).collect();
+    // All at once, so that what runs again is computed as it was at first.
+    let all: Vec<&Task> = tasks.iter().chain(reruns.iter().flatten()).collect();
+    let choices = target.choose(&all.iter().map(|t| (&t.spec, guarded(t))).collect::<Vec<_>>(), &bounds);
+    let (choices, mut again_choices) = (&choices[..tasks.len()], choices[tasks.len()..].iter());
+    let kernels = tasks.iter().zip(choices).map(|(t, choice)| prepare(t, choice)).collect::<Result<Vec<_>, _>>()?;
     let mut s = Scheduled::default();
     let mut buffers: HashMap<NodeId, BufferId> = HashMap::new();
     for task in &tasks {
@@ -97,20 +106,16 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, target: &Target, guard: u64) ->
             }
         }
     }
-    let kept = kept(graph);
-    let found = |id: &NodeId| graph.symbols.any_found(&graph.node(*id).dims);
-    for (task, kernel) in tasks.iter().zip(&kernels) {
+    for ((task, kernel), again) in tasks.iter().zip(&kernels).zip(reruns) {
         let [reads, writes] = touched(task, &buffers);
         let mut planned = slabwise_planner::Task::new(task.name.clone(), &reads, &writes);
         planned.after = task.after.iter().map(|&t| TaskId(t as u32)).collect();
         planned.workspace = kernel.workspace();
         planned.cost = cost(&task.spec, &bounds);
-        // What the pool holds is not planned, nor is when it would be made again.
-        let in_pool = task.args.iter().any(|arg| matches!(arg, Arg::Buffer(id) if found(id)));
-        if let Some(again) = rerun(task, &kept).filter(|_| !in_pool) {
+        if let Some((again, choice)) = again.and_then(|again| Some((again, again_choices.next()?))) {
             planned.repeatable = true;
             if again.spec.stores.len() < task.spec.stores.len() {
-                let kernel = prepare(&again)?;
+                let kernel = prepare(&again, choice)?;
                 let [reads, _] = touched(&again, &buffers);
                 planned.rerun = Some(Rerun { reads, workspace: kernel.workspace(), cost: cost(&again.spec, &bounds) });
                 s.reruns.insert(TaskId(s.dag.tasks.len() as u32), (again, kernel));

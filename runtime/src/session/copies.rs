@@ -1,14 +1,12 @@
 //! What leaves the slab for the host and comes back, while a program runs.
 //!
-//! A program says at which steps copies start and are waited for. Here they are those of the memory's copy thread.
+//! A program says at which steps copies start and are waited for; the device makes them.
 
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 
-use slabwise_kernels::memory::Memory;
-
 use super::Session;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::offload::Offload;
 use crate::program::Compiled;
 
@@ -16,30 +14,13 @@ impl Session {
     /// Lets programs whose slab would be larger than the budget send values to the host while they lie idle, where that costs
     /// less time than computing them again. Results are the same bits. Without a budget nothing is sent.
     ///
-    /// On the CPU the host's space is memory beside the slab, and copies are made by a thread of their own: so that plans for
-    /// devices with memory of their own can be made, tested and compared, not to save memory of the machine. On those
-    /// devices nothing is sent yet: there a budget is kept by computing again alone.
+    /// On a CUDA device the host's space is pinned memory, and copies have streams of their own, one in each direction. On the
+    /// CPU it is memory beside the slab, and copies are made by a thread: so that plans for devices with memory of their own
+    /// can be made, tested and compared, not to save memory of the machine.
     #[must_use]
     pub fn with_offload(mut self, offload: impl Into<Option<Offload>>) -> Self {
         self.offload = offload.into();
         self
-    }
-
-    /// The way to the host, where copies can be made.
-    pub(crate) fn offload(&self) -> Option<Offload> {
-        self.offload.filter(|_| self.memory.host().is_some())
-    }
-
-    /// The memory that has a thread for copies.
-    pub(super) fn copying(&mut self) -> Result<&mut Memory> {
-        self.memory.host_mut().ok_or_else(|| Error::Internal("copies on a device that makes none".into()))
-    }
-
-    /// Waits until nothing is under way.
-    pub(super) fn wait_for_copies(&mut self) {
-        if let Some(memory) = self.memory.host_mut() {
-            memory.wait_for_all();
-        }
     }
 
     /// Bytes of the host's memory that hold what leaves the slab: what the program that sends most needs.
@@ -47,38 +28,34 @@ impl Session {
         self.host.map_or(0, |host| host.bytes)
     }
 
-    /// Memory and a thread for the copies of a program, if it makes any.
+    /// Memory for what a program sends to the host, and what makes its copies, if it makes any.
     pub(crate) fn prepare_copies(&mut self, inner: &Compiled) -> Result<()> {
         if inner.copies.is_empty() {
             return Ok(());
         }
-        self.copying()?.prepare_copies(inner.copies.len());
+        self.memory.prepare_copies(inner.copies.len())?;
         self.tickets.reserve(inner.copies.len());
         if self.host_bytes() < inner.host_bytes {
             if let Some(old) = self.host.take() {
                 self.memory.release(old.arena);
             }
             let what = format!("what \"{}\" sends to the host", inner.name);
-            self.host = Some(self.memory.reserve(inner.host_bytes, &what)?);
+            self.host = Some(self.memory.reserve_host(inner.host_bytes, &what)?);
         }
         Ok(())
     }
 
     /// Starts a copy; `place` tells where buffers lie.
     pub(super) fn start_copy(&mut self, inner: &Compiled, copy: usize, env: &Env, place: impl Fn(usize) -> Region) -> Result<()> {
-        let copied = inner.copies[copy];
-        let bytes = inner.buffers[copied.from].bytes_at(env);
-        let [from, to] = [copied.from, copied.to].map(|buffer| place(buffer).part(0, bytes));
+        let [from, to] = inner.copy_between(copy, env, place);
         debug_assert_eq!(self.tickets.len(), copy, "copies start in their order");
-        let ticket = self.copying()?.start_copy(&from, &to);
+        let ticket = self.memory.start_copy(copy, &from, &to)?;
         self.tickets.push(ticket);
         Ok(())
     }
 
     /// Waits until a copy has ended.
     pub(super) fn finish_copy(&mut self, copy: usize) -> Result<()> {
-        let ticket = self.tickets[copy];
-        self.copying()?.wait_for(ticket);
-        Ok(())
+        self.memory.finish_copy(copy, self.tickets[copy])
     }
 }

@@ -1,25 +1,33 @@
 //! Runs on a CUDA device: a program's kernels loaded once, a run recorded as a graph for its sizes and done again.
 
+use slabwise_cuda::Lowered;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Operand};
 use smallvec::SmallVec;
 
 use super::Session;
-use crate::backend::{Backend, Check, Kernel};
+use crate::backend::{Backend, Check, Kernel, Recorded};
 use crate::error::{Error, Mistake, Result};
-use crate::program::{Compiled, Place};
+use crate::program::{Compiled, Place, Work};
 
 impl Session {
     /// Compiles and loads a program's kernels, and makes room for its inputs on their way, if this session's device wants that.
     pub(crate) fn load_program(&mut self, inner: &mut Compiled) -> Result<()> {
         self.reserve_sizes()?;
         let Backend::Cuda(gpu) = &mut self.memory else { return Ok(()) };
+        // Half of a copy runs no function.
+        let none = Lowered::new(Vec::new(), 0, |_| Vec::new());
         let mut kernels = Vec::with_capacity(inner.steps.len());
         let mut checks = Vec::new();
         for step in &inner.steps {
-            let Some(Kernel::Cuda(spec, kernel)) = step.kernel() else {
-                return Err(Error::Internal(format!("{} was prepared for another device", step.name)));
+            let (spec, kernel) = match step.kernel() {
+                Some(Kernel::Cuda(spec, kernel)) => (spec, kernel),
+                Some(_) => return Err(Error::Internal(format!("{} was prepared for another device", step.name))),
+                None => {
+                    kernels.push(&none);
+                    continue;
+                }
             };
             kernels.push(kernel);
             if let Body::CheckIndex(check) = &spec.body {
@@ -50,24 +58,37 @@ impl Session {
         }
         let mut key: SmallVec<[u64; 24]> = env.0.iter().map(|&size| u64::from(size)).collect();
         key.push(gpu.device.address(&slab));
-        key.extend(fed.iter().map(|region| region.map_or(0, |region| gpu.device.address(&region))));
+        // Programs that send nothing know nothing of the host's.
+        let host = self.host.filter(|_| !inner.copies.is_empty());
+        key.extend(host.map(|host| gpu.device.host_address(&host)));
+        // What arrived ahead lies where it is planned, as what is staged does: the run is the same.
+        let own = |input: usize| fed.get(input).copied().flatten().map_or(0, |region| gpu.device.address(&region));
+        key.extend((0..inner.inputs.len()).map(own));
         if gpu.replay(loaded, &key)? {
             return Ok(true);
         }
+        let host = host.unwrap_or_default();
+        let whole = |b: usize| {
+            let own = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| *fed.get(i)?);
+            own.unwrap_or_else(|| inner.place_in(if inner.buffers[b].on_host { host } else { slab }, b))
+        };
         let place = |at: &Place| match *at {
-            Place::Planned(b) | Place::Slice(b, _) => {
-                let own = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| fed[i]);
-                let whole = own.unwrap_or_else(|| slab.part(inner.buffers[b].place.offset, inner.buffers[b].place.bytes));
-                at.part(whole, env)
-            }
+            Place::Planned(b) | Place::Slice(b, _) => at.part(whole(b), env),
             Place::Variable(v) => self.variables[v].region,
             Place::Sizes => self.sizes,
         };
-        let steps: Vec<(&Kernel, Vec<Region>, Region)> = inner
-            .steps
-            .iter()
-            .filter_map(|s| Some((s.kernel()?, s.places.iter().map(place).collect(), slab.part(s.workspace.offset, s.workspace.bytes))))
-            .collect();
+        let recorded = inner.steps.iter().map(|step| match &step.work {
+            Work::Run(kernel) => {
+                let workspace = slab.part(step.workspace.offset, step.workspace.bytes);
+                Recorded::Run(kernel, step.places.iter().map(place).collect(), workspace)
+            }
+            Work::Start(copy) => {
+                let [from, to] = inner.copy_between(*copy, env, whole);
+                Recorded::Start(*copy, from, to)
+            }
+            Work::Finish(copy) => Recorded::Finish(*copy),
+        });
+        let steps: Vec<Recorded<'_>> = recorded.collect();
         gpu.record(loaded, &key, env, &steps)?;
         gpu.replay(loaded, &key)
     }

@@ -1,7 +1,8 @@
 //! Inputs that arrive while a step runs.
 //!
-//! A program has `n` slots for its inputs: the planned places, which kernels read, and a ring of `n - 1` more, which the copy
-//! thread fills with the batches that come next. A batch moves from the ring to its places when its step begins. So every step
+//! A program has `n` slots for its inputs: the planned places, which kernels read, and a ring of `n - 1` more, which take the
+//! batches that come next: on the CPU a thread copies them there, on a CUDA device they are written to pinned memory of the
+//! host and travel on a stream of their own. A batch moves from the ring to its places when its step begins. So every step
 //! runs at the same addresses, inputs share bytes of the slab with what lives after them as without slots, and each
 //! slot more takes the bytes of the inputs once more. (To run steps in the slots themselves, in turn, would save that
 //! move, and take `n` slots of their own for the whole step, and `n` recorded steps of a device that replays them.)
@@ -15,6 +16,7 @@ use slabwise_kernels::size::Env;
 
 use super::Session;
 use super::slots::Slots;
+use crate::backend::Backend;
 use crate::buffer::Output;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
@@ -22,7 +24,8 @@ use crate::program::{Compiled, Program};
 
 /// A batch under way.
 struct Batch {
-    ticket: Ticket,
+    /// Names it, where a thread copies it.
+    ticket: Option<Ticket>,
     env: Env,
 }
 
@@ -37,11 +40,13 @@ struct Part {
 
 /// The slots ahead of a program.
 pub(super) struct Ring {
-    region: Region,
+    pub(super) region: Region,
     /// From one slot to the next.
     stride: u64,
     parts: Arc<[Part]>,
     slots: Slots<Batch>,
+    /// The device's number of it, where copies are the device's to make.
+    number: usize,
     /// The end of the highest byte in use so far.
     used: u64,
     /// What was wrong with the batch that follows those in slots.
@@ -51,7 +56,8 @@ pub(super) struct Ring {
 impl Session {
     /// How many slots inputs have, the one that kernels read included: 1 unless told otherwise. Programs compiled from now on
     /// can take up to `slots - 1` batches [ahead](Session::run_ahead), for which their slab grows by the bytes of their inputs
-    /// as often; those with [free](crate::Dim::free) lengths take none, nor do those of a CUDA device. Results do not depend on it.
+    /// as often, and on a CUDA device as much of the host's memory is pinned; those with [free](crate::Dim::free) lengths take
+    /// none. Results do not depend on it.
     #[must_use]
     pub fn with_prefetch(mut self, slots: usize) -> Self {
         self.slots_of_inputs = slots.max(1);
@@ -60,8 +66,7 @@ impl Session {
 
     /// The slots of inputs beside the planned ones.
     pub(crate) fn slots_ahead(&self) -> usize {
-        // Other devices stage inputs by themselves.
-        if self.memory.host().is_some() { self.slots_of_inputs - 1 } else { 0 }
+        self.slots_of_inputs - 1
     }
 
     /// Memory for the slots of a program; which ring it is, if its plan has any.
@@ -78,10 +83,10 @@ impl Session {
             return Ok(None);
         }
         let ahead = (bytes / stride) as usize;
-        let region = self.memory.reserve(bytes, &format!("slots of the inputs of \"{}\"", inner.name))?;
-        self.copying()?.prepare_copies(ahead + inner.copies.len());
+        let region = self.reserve(bytes, &format!("slots of the inputs of \"{}\"", inner.name))?;
+        let number = self.memory.open_ring(&region, ahead, inner.copies.len())?;
         let slots = Slots::new(ahead);
-        let ring = Ring { region, stride, parts, slots, used: 0, failed: None };
+        let ring = Ring { region, stride, parts, slots, number, used: 0, failed: None };
         self.rings.push(ring);
         Ok(Some(self.rings.len() - 1))
     }
@@ -112,12 +117,22 @@ impl Session {
         if self.rings[ring].slots.first().is_none() {
             return self.rings[ring].failed.take().map_or(Ok(None), Err);
         }
-        let env = self.take_slot(inner, ring)?;
-        self.fill_slots(inner, ring, batches);
-        self.run_staged(inner, env).map(Some)
+        let mut env = self.take_slot(inner, ring)?;
+        // What is run at once overlaps with copies that were started before it; what is only asked for, with those started after.
+        let at_once = self.memory.host().is_some();
+        if at_once {
+            self.fill_slots(inner, ring, batches);
+        }
+        self.run_taken(inner, ring, &mut env)?;
+        if !at_once {
+            self.fill_slots(inner, ring, batches);
+        }
+        let slab = self.slab()?;
+        self.outputs(inner, &(), &env, slab).map(Some)
     }
 
-    /// Starts to copy a batch into the program's next free [slot](Session::with_prefetch), for [`Session::run_prefetched`].
+    /// Starts to copy a batch into the program's next free [slot](Session::with_prefetch), for [`Session::run_prefetched`]. On
+    /// a CUDA device, indices out of range are found here.
     ///
     /// # Errors
     /// If the batch does not fit the program, one of its inputs is no array of the host, or no slot is free.
@@ -136,8 +151,10 @@ impl Session {
         let inner = &program.inner;
         self.ready(inner)?;
         let ring = inner.ring.ok_or_else(|| self.no_slots(inner))?;
-        let env = self.take_slot(inner, ring)?;
-        self.run_staged(inner, env)
+        let mut env = self.take_slot(inner, ring)?;
+        self.run_taken(inner, ring, &mut env)?;
+        let slab = self.slab()?;
+        self.outputs(inner, &(), &env, slab)
     }
 
     fn no_slots(&self, inner: &Compiled) -> Error {
@@ -167,16 +184,34 @@ impl Session {
             let message = "it is a buffer of the device, which needs no copy ahead; run the step with it instead".into();
             return Err(Error::Input { name: inner.inputs[at].name.into(), message });
         }
-        let Ring { region, stride, parts, slots, used, .. } = &mut self.rings[ring];
+        let Ring { region, stride, parts, slots, number, used, .. } = &mut self.rings[ring];
         let Some(slot) = slots.free() else {
             let message = format!("all slots of \"{}\" hold batches that have not run yet; run_prefetched frees one", inner.name);
             return Err(Error::Value(message));
         };
         let to = region.part(slot * *stride, *stride);
-        *used = (*used).max(to.offset + to.bytes);
-        let parts = Arc::clone(parts);
-        let fill = move |bytes: &mut [u8]| write(&batch, &parts, bytes);
-        let ticket = self.copying()?.start_fill(&to, Box::new(fill));
+        *used = (*used).max((slot + 1) * *stride);
+        let ticket = match &mut self.memory {
+            Backend::Cpu(memory) => {
+                // The thread knows slots by their regions alone.
+                let _ = number;
+                let parts = Arc::clone(parts);
+                Some(memory.start_fill(&to, Box::new(move |bytes| write(&batch, &parts, bytes, &mut |_, _, _| ()))))
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => {
+                gpu.send_ahead(*number, slot, |bytes| {
+                    let mut found = Ok(());
+                    write(&batch, parts, bytes, &mut |at, dtype, bytes| {
+                        if let (Some(loaded), true) = (&inner.loaded, found.is_ok()) {
+                            found = loaded.look_at_input(at, dtype, bytes, &env);
+                        }
+                    });
+                    found
+                })?;
+                None
+            }
+        };
         self.rings[ring].slots.fill(Batch { ticket, env });
         Ok(())
     }
@@ -184,35 +219,45 @@ impl Session {
     /// Moves the first batch to where kernels read it; the sizes it has.
     fn take_slot(&mut self, inner: &Compiled, ring: usize) -> Result<Env> {
         let slab = self.slab()?;
-        let Ring { region, stride, parts, slots, .. } = &mut self.rings[ring];
-        let (Some(slot), parts) = (slots.first(), Arc::clone(parts)) else {
+        if self.rings[ring].slots.first().is_none() {
             return Err(Error::Value(format!("no batch was prefetched for \"{}\"", inner.name)));
-        };
-        let from = region.part(slot * *stride, *stride);
-        let Some(Batch { ticket, env }) = slots.take() else {
+        }
+        // What an earlier run met is told before this batch leaves its slot.
+        self.memory.begin_inputs()?;
+        let Ring { region, stride, parts, slots, number, .. } = &mut self.rings[ring];
+        let (Some(slot), Some(Batch { ticket, env })) = (slots.first(), slots.take()) else {
             return Err(Error::Internal("a slot holds no batch".into()));
         };
-        self.copying()?.wait_for(ticket);
-        for part in parts.iter() {
-            let Some(buffer) = part.buffer else { continue };
-            let (planned, bytes) = (&inner.buffers[buffer], inner.buffers[buffer].bytes_at(&env));
-            self.memory.copy(&from.part(part.offset, bytes), &slab.part(planned.place.offset, bytes))?;
+        let planned = |part: &Part| {
+            let buffer = &inner.buffers[part.buffer?];
+            Some((part.offset, slab.part(buffer.place.offset, buffer.bytes_at(&env))))
+        };
+        let moves = parts.iter().filter_map(planned);
+        match &mut self.memory {
+            Backend::Cpu(memory) => {
+                let _ = number;
+                let from = region.part(slot * *stride, *stride);
+                ticket.into_iter().for_each(|ticket| memory.wait_for(ticket));
+                moves.for_each(|(offset, to)| memory.copy(&from.part(offset, to.bytes), &to));
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.take_ahead(*number, slot, moves)?,
         }
         Ok(env)
     }
 
-    /// Runs a program whose inputs lie in their places.
-    fn run_staged<const N: usize>(&mut self, inner: &Compiled, mut env: Env) -> Result<[Output<'_>; N]> {
-        self.memory.publish(&self.sizes, &env)?;
-        self.run_fed(inner, &mut env, &[])?;
-        self.stats.peak_slab_bytes += inner.ring.map_or(0, |ring| self.rings[ring].used);
-        let slab = self.slab()?;
-        self.outputs(inner, &(), &env, slab)
+    /// Runs a program whose inputs lie in their places, taken from a slot.
+    fn run_taken(&mut self, inner: &Compiled, ring: usize, env: &mut Env) -> Result<()> {
+        self.memory.publish(&self.sizes, env)?;
+        self.memory.end_inputs()?;
+        self.run_fed(inner, env, &[])?;
+        self.stats.peak_slab_bytes += self.rings[ring].used;
+        Ok(())
     }
 }
 
-/// Writes the inputs of a batch to their parts of a slot.
-fn write(batch: &dyn Feed, parts: &[Part], bytes: &mut [u8]) {
+/// Writes the inputs of a batch to their parts of a slot, and shows each to `look` as it was given.
+fn write(batch: &dyn Feed, parts: &[Part], bytes: &mut [u8], look: &mut dyn FnMut(usize, DType, &[u8])) {
     batch.each(&mut |at, source| {
         let Source::Host { dtype, elements, copy, .. } = source else { return };
         let Some(part) = parts.get(at).filter(|part| part.buffer.is_some()) else { return };
@@ -222,5 +267,6 @@ fn write(batch: &dyn Feed, parts: &[Part], bytes: &mut [u8]) {
         if part.dtype == DType::Bool {
             to.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
         }
+        look(at, dtype, to);
     });
 }

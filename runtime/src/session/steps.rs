@@ -20,9 +20,10 @@ impl Session {
     pub(super) fn run_fed(&mut self, inner: &Compiled, env: &mut Env, fed: &[Option<Region>]) -> Result<()> {
         self.begin_found(inner)?;
         let (slab, host) = (self.slab()?, self.host.unwrap_or_default());
+        let (_, landed) = self.memory.landing();
         #[cfg(feature = "cuda")]
         if self.run_recorded(inner, slab, fed, env)? {
-            self.stats = RunStats { peak_slab_bytes: inner.peak(), ..RunStats::default() };
+            self.stats = RunStats { peak_slab_bytes: inner.peak() + landed, ..RunStats::default() };
             return Ok(());
         }
         let fed = |buffer: usize| inner.inputs.iter().position(|i| i.buffer == Some(buffer)).and_then(|i| *fed.get(i)?);
@@ -31,10 +32,10 @@ impl Session {
         let done = self.run_kernels(inner, slab, env, &place);
         if done.is_err() {
             // Whoever comes next finds nothing under way.
-            self.wait_for_copies();
+            self.memory.settle_copies();
         }
         let (lent_bytes, pool_bytes) = self.found.most();
-        self.stats = RunStats { peak_slab_bytes: done?, lent_bytes, pool_bytes };
+        self.stats = RunStats { peak_slab_bytes: done? + landed, lent_bytes, pool_bytes };
         if pool_bytes > 0 {
             self.pool.end_step(&mut self.memory);
         }

@@ -18,7 +18,7 @@ impl Session {
         D: ndarray::Dimension,
     {
         let bytes = (array.len() * size_of::<T>()) as u64;
-        let region = self.memory.reserve(bytes, name)?;
+        let region = self.reserve(bytes, name)?;
         self.memory.edit(&region, |memory, region| {
             memory.elements_mut::<T>(region).iter_mut().zip(array).for_each(|(slot, value)| *slot = *value);
         })?;

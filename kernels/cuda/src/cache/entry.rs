@@ -1,6 +1,6 @@
 //! One entry of the cache: how it is laid out, and how it is read back by a program that trusts none of it.
 //!
-//! Magic, key, hash of the rest; the rest is the length of the usage, the usage (a line for each function) and the image.
+//! Magic, key, hash of the rest; of a compiled program the rest is the length of the usage, the usage (a line for each function) and the image.
 //! Reading takes memory for the file, for its image and for its lines, never for what a number in it says.
 
 use std::fs::{self, File};
@@ -14,14 +14,17 @@ use crate::nvrtc::{Cubin, Usage};
 /// Most bytes of an entry. The code of a large program has a few MiB.
 pub const BYTES_MAX: u64 = 128 << 20;
 
-/// What every entry starts with; another number is another layout.
-const MAGIC: &[u8; 16] = b"slabwise cubin 1";
+/// What an entry starts with, which says what it holds; another number is another layout.
+pub type Magic = [u8; 16];
+
+/// What entries of compiled programs start with.
+const CUBIN: &Magic = b"slabwise cubin 1";
 
 /// Bytes of a hash.
 const HASH_BYTES: usize = 32;
 
 /// Bytes before what the hash is of: the magic, a key of 64 digits, the hash.
-pub const HEAD_BYTES: usize = MAGIC.len() + 2 * HASH_BYTES + HASH_BYTES;
+pub const HEAD_BYTES: usize = CUBIN.len() + 2 * HASH_BYTES + HASH_BYTES;
 
 /// Why an entry is not used.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +77,14 @@ pub enum Refused {
 /// # Errors
 /// If it is not a whole entry of this key.
 pub fn read(path: &Path, key: &str, bytes_max: u64) -> Result<Option<Cubin>, Refused> {
+    bytes(path, bytes_max)?.map(|bytes| decode(&bytes, key)).transpose()
+}
+
+/// A file's bytes, if there are at most so many. `None` if there is no file.
+///
+/// # Errors
+/// If it is no file, longer, or cannot be read.
+pub fn bytes(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, Refused> {
     let meta = match fs::metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         meta => meta?,
@@ -86,7 +97,7 @@ pub fn read(path: &Path, key: &str, bytes_max: u64) -> Result<Option<Cubin>, Ref
     let mut bytes = Vec::with_capacity(short_enough(meta.len())? as usize);
     File::open(path)?.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     short_enough(bytes.len() as u64)?;
-    decode(&bytes, key).map(Some)
+    Ok(Some(bytes))
 }
 
 /// An entry's bytes.
@@ -96,9 +107,24 @@ pub fn encode(cubin: &Cubin, key: &str) -> Vec<u8> {
     seal(&[&(usage.len() as u64).to_le_bytes(), usage.as_bytes(), &cubin.image].concat(), key)
 }
 
-/// Puts the head before the rest of an entry.
+/// Puts the head before the rest of an entry of a compiled program.
 pub fn seal(rest: &[u8], key: &str) -> Vec<u8> {
-    [MAGIC, key.as_bytes(), &Sha256::digest(rest), rest].concat()
+    seal_as(CUBIN, rest, key)
+}
+
+/// Puts the head before the rest of an entry.
+pub fn seal_as(magic: &Magic, rest: &[u8], key: &str) -> Vec<u8> {
+    [magic, key.as_bytes(), &Sha256::digest(rest), rest].concat()
+}
+
+/// The rest of an entry.
+///
+/// # Errors
+/// If it is not a whole entry of this kind and key.
+pub fn open<'a>(magic: &Magic, bytes: &'a [u8], key: &str) -> Result<&'a [u8], Refused> {
+    let rest = bytes.strip_prefix(magic).ok_or(Refused::Layout)?.strip_prefix(key.as_bytes()).ok_or(Refused::Key)?;
+    let (hash, rest) = rest.split_at_checked(HASH_BYTES).ok_or(Refused::Cut { bytes: bytes.len() })?;
+    if Sha256::digest(rest).as_slice() == hash { Ok(rest) } else { Err(Refused::Hash) }
 }
 
 /// The entry's cubin.
@@ -107,11 +133,7 @@ pub fn seal(rest: &[u8], key: &str) -> Vec<u8> {
 /// If it is not a whole entry of this key.
 pub fn decode(bytes: &[u8], key: &str) -> Result<Cubin, Refused> {
     let cut = || Refused::Cut { bytes: bytes.len() };
-    let rest = bytes.strip_prefix(MAGIC).ok_or(Refused::Layout)?.strip_prefix(key.as_bytes()).ok_or(Refused::Key)?;
-    let (hash, rest) = rest.split_at_checked(HASH_BYTES).ok_or_else(cut)?;
-    if Sha256::digest(rest).as_slice() != hash {
-        return Err(Refused::Hash);
-    }
+    let rest = open(CUBIN, bytes, key)?;
     let (length, rest) = rest.split_first_chunk().ok_or_else(cut)?;
     let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|_| cut())?;
     let (usage, image) = rest.split_at_checked(length).ok_or_else(cut)?;

@@ -47,13 +47,15 @@ impl AddressRange {
 
     /// Takes new memory and puts it behind the addresses from `offset` on.
     pub fn map_new(&self, context: &Context, offset: u64, bytes: u64) -> Result<Physical> {
-        context.bind()?;
-        let mut handle = 0;
-        // SAFETY: both pointers are valid for the call.
-        let got = unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &placement(context), 0) };
-        check("cuMemCreate", got).map_err(of_bytes(bytes))?;
-        let memory = Physical(handle);
-        match self.map(context, offset, bytes, &memory) {
+        let memory = Physical::new(context, bytes)?;
+        let mapped = self.place(context, offset, bytes, &memory).and_then(|()| {
+            let allowed = self.allow(context, offset, bytes);
+            if allowed.is_err() {
+                self.unmap(context, offset, bytes);
+            }
+            allowed
+        });
+        match mapped {
             Ok(()) => Ok(memory),
             Err(e) => {
                 memory.release(context);
@@ -62,22 +64,23 @@ impl AddressRange {
         }
     }
 
-    /// Puts memory behind the addresses from `offset` on, which have none.
-    pub fn map(&self, context: &Context, offset: u64, bytes: u64, memory: &Physical) -> Result<()> {
+    /// Puts memory behind the addresses from `offset` on, which have none. Nobody may use it before [`AddressRange::allow`].
+    pub fn place(&self, context: &Context, offset: u64, bytes: u64, memory: &Physical) -> Result<()> {
         context.bind()?;
         assert!(offset + bytes <= self.bytes, "{bytes} bytes at {offset} of a range of {}", self.bytes);
         // SAFETY: the addresses belong to this range and have no memory, or the driver refuses.
-        check("cuMemMap", unsafe { sys::cuMemMap(self.base + offset, bytes as usize, 0, memory.0, 0) })?;
+        check("cuMemMap", unsafe { sys::cuMemMap(self.base + offset, bytes as usize, 0, memory.0, 0) }).map_err(of_bytes(bytes))
+    }
+
+    /// Lets the device read and write memory that was put behind addresses.
+    pub fn allow(&self, context: &Context, offset: u64, bytes: u64) -> Result<()> {
+        context.bind()?;
         let access = sys::CUmemAccessDesc {
             location: placement(context).location,
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the addresses have just been mapped, and one description is passed.
-        let allowed = check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1) });
-        if allowed.is_err() {
-            self.unmap(context, offset, bytes);
-        }
-        allowed
+        // SAFETY: the caller has put memory behind these addresses, and one description is passed.
+        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1) }).map_err(of_bytes(bytes))
     }
 
     /// Takes the memory behind addresses away; work that uses it must be done.
@@ -94,6 +97,16 @@ impl AddressRange {
 }
 
 impl Physical {
+    /// New memory, behind no address yet.
+    pub fn new(context: &Context, bytes: u64) -> Result<Physical> {
+        context.bind()?;
+        let mut handle = 0;
+        // SAFETY: both pointers are valid for the call.
+        let got = unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &placement(context), 0) };
+        check("cuMemCreate", got).map_err(of_bytes(bytes))?;
+        Ok(Physical(handle))
+    }
+
     /// Gives the memory back once it is behind no address.
     pub fn release(self, context: &Context) {
         // SAFETY: it was created once and is released only here, by value.

@@ -201,7 +201,7 @@ pub fn launchables(spec: &Spec, problem: &Problem, plan: &Plan, bounds: &Env, ta
     let code = Code::new(spec)?;
     let kernel = plan.kernel;
     let params = Params::new(spec, bounds, target);
-    let mut writer = Writer { spec, problem, params: params.clone() };
+    let mut writer = Writer { spec, problem, params };
     let (plan_parts, deep) = (plan.parts, kernel.deep());
     let sized_problem = Arc::new(problem.clone());
     let of = |f: fn([i64; 4]) -> i64| {
@@ -254,33 +254,41 @@ pub fn launchables(spec: &Spec, problem: &Problem, plan: &Plan, bounds: &Env, ta
     let shape = Shape { block: kernel.threads(), shared_bytes: kernel.shared_bytes() };
     let mut list = vec![launchable(function, writer.params, shape, blocks)];
     if plan.parts > 1 {
-        // The second kernel: a thread per point adds what the parts gave, in their order.
-        let mut writer = Writer { spec, problem, params };
-        let parts = {
-            let problem = sized_problem.clone();
-            number(move |env| cut(problem.sizes(env)[2], plan_parts, deep).1)
-        };
-        let column_divisor = of(|s| divisor(s[1]));
-        let row_divisor = of(|s| divisor(s[0]));
-        let words = writer.params.block([of(|s| s[0]), of(|s| s[1]), of(|s| s[3]), parts, row_divisor, column_divisor]);
-        let w = |i: usize| format!("p.w[{}]", words + i);
-        let partial = writer.params.address(Word::Workspace(0));
-        let mut body = format!("const int total = int({}) * int({}) * int({});\n", w(0), w(1), w(2));
-        body += &format!("const int at = int(blockIdx.x) * {THREADS} + int(threadIdx.x);\nif (at >= total) return;\n");
-        body += &format!("const float sum = sum_of_parts(reinterpret_cast<const float*>({partial}), at, total, int({}));\n", w(3));
-        body += &format!("const int line = quotient(at, {0}), column = at - line * int({1});\n", w(5), w(1));
-        body += &format!("const int batch = quotient(line, {0}), row = line - batch * int({1});\n", w(4), w(0));
-        body += &pointers(&code, &mut writer.params);
-        body += &writer.epilogue(&code);
-        let function = writer.params.function("gemm_parts", THREADS, &body);
-        let problem = sized_problem.clone();
-        let blocks = move |env: &Env| {
-            let [rows, columns, _, products] = problem.sizes(env);
-            (rows * columns * products + i64::from(THREADS) - 1) / i64::from(THREADS)
-        };
-        list.push(launchable(function, writer.params, Shape { block: i64::from(THREADS), shared_bytes: 0 }, blocks));
+        let problem_of_run = sized_problem.clone();
+        let parts = number(move |env| cut(problem_of_run.sizes(env)[2], plan_parts, deep).1);
+        list.push(sum_of_parts(spec, problem, bounds, target, parts)?);
     }
     Ok(list)
+}
+
+/// The kernel that adds what the parts of a product left in the workspace, one matrix of f32 after the other, in their order: a
+/// thread per point.
+pub fn sum_of_parts(spec: &Spec, problem: &Problem, bounds: &Env, target: &Target, parts: Number) -> Result<Launchable, SpecError> {
+    let code = Code::new(spec)?;
+    let mut writer = Writer { spec, problem, params: Params::new(spec, bounds, target) };
+    let sized_problem = Arc::new(problem.clone());
+    let of = |f: fn([i64; 4]) -> i64| {
+        let problem = sized_problem.clone();
+        number(move |env| f(problem.sizes(env)))
+    };
+    let column_divisor = of(|s| divisor(s[1]));
+    let row_divisor = of(|s| divisor(s[0]));
+    let words = writer.params.block([of(|s| s[0]), of(|s| s[1]), of(|s| s[3]), parts, row_divisor, column_divisor]);
+    let w = |i: usize| format!("p.w[{}]", words + i);
+    let partial = writer.params.address(Word::Workspace(0));
+    let mut body = format!("const int total = int({}) * int({}) * int({});\n", w(0), w(1), w(2));
+    body += &format!("const int at = int(blockIdx.x) * {THREADS} + int(threadIdx.x);\nif (at >= total) return;\n");
+    body += &format!("const float sum = sum_of_parts(reinterpret_cast<const float*>({partial}), at, total, int({}));\n", w(3));
+    body += &format!("const int line = quotient(at, {0}), column = at - line * int({1});\n", w(5), w(1));
+    body += &format!("const int batch = quotient(line, {0}), row = line - batch * int({1});\n", w(4), w(0));
+    body += &pointers(&code, &mut writer.params);
+    body += &writer.epilogue(&code);
+    let function = writer.params.function("gemm_parts", THREADS, &body);
+    let blocks = move |env: &Env| {
+        let [rows, columns, _, products] = sized_problem.sizes(env);
+        (rows * columns * products + i64::from(THREADS) - 1) / i64::from(THREADS)
+    };
+    Ok(launchable(function, writer.params, Shape { block: i64::from(THREADS), shared_bytes: 0 }, blocks))
 }
 
 /// Both operands as their kernel sees them.

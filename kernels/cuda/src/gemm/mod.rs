@@ -7,6 +7,7 @@
 //! memory and through it), `registers.cuh` and `tensor.cuh` (the multiplications), `vectors.cuh` (few rows or columns).
 
 mod emit;
+pub(crate) mod library;
 pub(crate) mod plan;
 pub(crate) mod problem;
 pub(crate) mod tiles;
@@ -42,10 +43,44 @@ pub fn candidates(spec: &Spec, bounds: &Env, target: &Target) -> Result<Vec<Cand
     plans.iter().map(|plans| candidate(spec, &problems, plans, bounds, target)).collect()
 }
 
+/// The names of the candidates, the best first, without their source.
+pub(crate) fn names(spec: &Spec, bounds: &Env, target: &Target) -> Result<Vec<String>, SpecError> {
+    let (_, plans) = ranked(spec, bounds, target)?;
+    Ok(plans.iter().map(|plans| name(&plans[0])).collect())
+}
+
+/// The candidate of this name, or else the first.
+pub(crate) fn named(spec: &Spec, bounds: &Env, target: &Target, wanted: &str) -> Result<Candidate, SpecError> {
+    let (problems, plans) = ranked(spec, bounds, target)?;
+    let found = plans.iter().find(|plans| name(&plans[0]) == wanted).or(plans.first());
+    candidate(spec, &problems, found.ok_or_else(none_fits)?, bounds, target)
+}
+
+/// Multiplications of a product, at the bounds.
+pub(crate) fn multiplications(spec: &Spec, bounds: &Env) -> i64 {
+    let problems = match &spec.body {
+        Body::Matmul(body) => Problem::matmul(spec, body).map(|problem| vec![problem]),
+        Body::Conv2d(body) => conv::problems(spec, body, bounds).map(|(problems, _)| problems),
+        _ => return 0,
+    };
+    let of = |p: &Problem| p.sizes(bounds).iter().fold(1i64, |a, &b| a.saturating_mul(b));
+    problems.map_or(0, |list| list.iter().map(of).fold(0, i64::saturating_add))
+}
+
+fn none_fits() -> SpecError {
+    SpecError("no kernel fits in the shared memory of the device".into())
+}
+
+/// Kernel and parts, as text.
+fn name(plan: &Plan) -> String {
+    let parts = if plan.parts > 1 { format!(" in {} parts", plan.parts) } else { String::new() };
+    plan.kernel.name() + &parts
+}
+
 /// Source for a matrix product or a convolution: the first of the candidates.
 pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
     let (problems, plans) = ranked(spec, bounds, target)?;
-    let best = plans.first().ok_or_else(|| SpecError("no kernel fits in the shared memory of the device".into()))?;
+    let best = plans.first().ok_or_else(none_fits)?;
     Ok(candidate(spec, &problems, best, bounds, target)?.lowered)
 }
 
@@ -95,7 +130,5 @@ fn candidate(spec: &Spec, problems: &[Problem], plans: &[Plan], bounds: &Env, ta
         let run = |(function, dispatch): &(usize, emit::Launch)| Dispatch { function: *function, ..dispatch(env) };
         launches.iter().map(run).collect()
     });
-    let plan = &plans[0];
-    let parts = if plan.parts > 1 { format!(" in {} parts", plan.parts) } else { String::new() };
-    Ok(Candidate { name: plan.kernel.name() + &parts, cycles: plan.cycles, lowered })
+    Ok(Candidate { name: name(&plans[0]), cycles: plans[0].cycles, lowered })
 }

@@ -224,7 +224,7 @@ pub struct View {
 }
 
 /// Merges axes that are steps of one, and drops those of a single index.
-fn merged(counts: impl Iterator<Item = Count>, strides: &[Size]) -> Walk {
+pub(super) fn merged(counts: impl Iterator<Item = Count>, strides: &[Size]) -> Walk {
     let mut walk: Walk = Vec::new();
     for (count, &stride) in counts.zip(strides) {
         if count.known() == Some(1) {

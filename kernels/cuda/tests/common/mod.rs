@@ -1,6 +1,8 @@
 //! Runs specs twice: by the CPU's kernels and by generated source under the emulator, on copies of the same arguments.
 #![allow(dead_code)] // each test binary uses a part of it
 
+pub mod gpu;
+
 use slabwise_cuda::cache::Cache;
 use slabwise_cuda::emulator::{Check, Emulator, Order, protect};
 use slabwise_cuda::{Function, Lowered, PRELUDE, Target, Word, lower, nvrtc};
@@ -197,6 +199,11 @@ impl Fixed {
         self.memory[self.ahead..].as_mut_ptr()
     }
 
+    /// The same memory after a run elsewhere.
+    fn overwrite(&mut self, after: &[u8]) {
+        self.memory[self.ahead..][..self.len].copy_from_slice(after);
+    }
+
     fn bytes(&self, at: usize, len: usize) -> &[u8] {
         &self.memory[self.ahead + at..][..len]
     }
@@ -257,15 +264,26 @@ pub fn compile_for_gpu(functions: &[Function], sm: u32, spill_bytes_max: u32) {
     assert!(spilled.is_empty(), "sm_{sm}: {spilled:?}");
 }
 
-/// Fails unless the cases give what the CPU gives, in every order of threads, and the same bits in all of them.
+/// Functions of a GPU's own that are not the host's, such as of exponentials: what is not exact may be this far off there.
+const GPU_TOLERANCE: f32 = 1e-4;
+
+/// Fails unless the cases give what the CPU gives, in every order of threads, and the same bits in all of them; and on a GPU,
+/// where there is one.
 pub fn check(cases: &[Case], tolerance: f32) {
     let lowered: Vec<Lowered> =
         cases.iter().map(|c| lower(&c.spec, &c.bounds, &c.target).unwrap_or_else(|e| panic!("{}: {e}", c.name))).collect();
     let functions: Vec<_> = lowered.iter().flat_map(|l| l.functions.clone()).collect();
     compile_for_gpu(&functions, 90, SAVED_BY_CALLS);
     let emulator = Emulator::new(&functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}"));
-    for (case, lowered) in cases.iter().zip(&lowered) {
+    let mut gpu = gpu::Gpu::load(&lowered.iter().collect::<Vec<_>>());
+    for (step, (case, lowered)) in cases.iter().zip(&lowered).enumerate() {
         let (expected, fault) = case.on_cpu();
+        if let Some(gpu) = &mut gpu {
+            let (got, record) = gpu.run(step, case, lowered).unwrap_or_else(|e| panic!("{}: {e}\n{:?}", case.name, case.spec));
+            assert_eq!(record, fault, "{} on the GPU: fault record", case.name);
+            let tolerance = if tolerance == 0.0 { 0.0 } else { tolerance.max(GPU_TOLERANCE) };
+            compare(case, &format!("{} on the GPU", case.name), &got, &expected, tolerance);
+        }
         let mut first: Option<Vec<Vec<u8>>> = None;
         for order in Order::ALL {
             let what = format!("{} ({order:?})", case.name);

@@ -9,6 +9,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Inst, Matmul, Operand, Spec, Store};
 
+use super::common::gpu::Gpu;
 use super::common::{Case, Choices, NO_FAULT, compare};
 
 /// An operand with these strides.
@@ -183,7 +184,7 @@ pub enum Pick {
 }
 
 /// Runs candidates of the cases, compiled together. Kernels that were not run before are run in every order of threads, for the same
-/// bits; others in one.
+/// bits; others in one. Where there is a GPU they are run there, too.
 /// `right` says what a case should give, and `judge` compares.
 fn each<R>(cases: &[Case], pick: Pick, right: impl Fn(&Case) -> R, judge: impl Fn(&Case, &R, &str, &[Vec<u8>])) -> BTreeSet<String> {
     let picked = |(i, case): (usize, &Case)| {
@@ -203,12 +204,20 @@ fn each<R>(cases: &[Case], pick: Pick, right: impl Fn(&Case) -> R, judge: impl F
     let all: Vec<Vec<Candidate>> = cases.iter().enumerate().map(picked).collect();
     let functions: Vec<_> = all.iter().flatten().flat_map(|c| c.lowered.functions.clone()).collect();
     let emulator = Emulator::new(&functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}"));
+    let mut gpu = Gpu::load(&all.iter().flatten().map(|c| &c.lowered).collect::<Vec<_>>());
+    let mut steps = 0..;
     let mut seen = BTreeSet::new();
     let mut names = BTreeSet::new();
     for (i, (case, candidates)) in cases.iter().zip(&all).enumerate() {
         let right = right(case);
         for candidate in candidates {
             names.insert(candidate.name.clone());
+            let step = steps.next().expect("it has no end");
+            if let Some(gpu) = &mut gpu {
+                let what = format!("{}: {} on the GPU", case.name, candidate.name);
+                let (got, _) = gpu.run(step, case, &candidate.lowered).unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
+                judge(case, &right, &what, &got);
+            }
             let new = candidate.lowered.functions.iter().filter(|f| seen.insert(f.name.clone())).count() > 0;
             let orders = if new { &Order::ALL[..] } else { &Order::ALL[i % 3..][..1] };
             let mut first: Option<Vec<Vec<u8>>> = None;
@@ -230,11 +239,16 @@ fn each<R>(cases: &[Case], pick: Pick, right: impl Fn(&Case) -> R, judge: impl F
 /// Fails unless the candidates give the sums, within the bound of any order of summation in single precision (Higham, *Accuracy and
 /// Stability*, §3.1). Returns the names of those that ran.
 pub fn check(cases: &[Case], pick: Pick) -> BTreeSet<String> {
+    check_within(cases, pick, |terms| (terms + 4.0) * f64::from(f32::EPSILON) / 2.0)
+}
+
+/// Fails unless the candidates give the sums up to this error, relative to the sum of magnitudes, for so many terms.
+pub fn check_within(cases: &[Case], pick: Pick, error: impl Fn(f64) -> f64) -> BTreeSet<String> {
     each(cases, pick, expected, |case, right, what, got| {
         let stored = case.spec.arguments().len() - case.spec.operands.len();
         let result = numbers(case.spec.operands[0].dtype, &got[stored]);
         for e in right {
-            let bound = (e.terms as f64 + 4.0) * f64::from(f32::EPSILON) / 2.0 * e.scale;
+            let bound = error(e.terms as f64) * e.scale;
             let actual = result[e.at];
             assert!((actual - e.sum).abs() <= bound, "{what}: {actual} at {} is not {} ± {bound}\n{:?}", e.at, e.sum, case.spec);
         }

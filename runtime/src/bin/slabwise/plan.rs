@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Result<()> {
         if args.kernels {
             let used = resources(args)?;
             for (at, name) in plan.steps().enumerate() {
-                let used: Vec<String> = used.get(at).into_iter().flatten().map(shown).collect();
+                let used = used.get(at).map(Vec::as_slice).unwrap_or_default();
                 line(format_args!("{}", format!("{at:>5}  {name}  {}", used.join("; ")).trim_end()))?;
             }
         }
@@ -140,19 +140,23 @@ pub fn run(args: &Args) -> Result<()> {
     line(report)
 }
 
-/// What the functions of each kernel use of a GPU: they are compiled and loaded for that. Nothing on the CPU.
-fn resources(args: &Args) -> Result<Vec<Vec<Resources>>> {
+/// What computes each kernel on a GPU, and what it uses there: for that it is compiled and loaded. Nothing on the CPU.
+fn resources(args: &Args) -> Result<Vec<Vec<String>>> {
     if args.device == Device::Cpu {
         return Ok(Vec::new());
     }
     let params = Params::seeded(0);
     let network = args.model.build(&params);
     let mut session = Session::new(args.device, params)?.with_budget(args.budget);
-    Ok(network.training(&mut session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?.resources())
+    let program = network.training(&mut session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
+    let all = program.libraries().into_iter().zip(program.resources());
+    Ok(all.map(|(library, functions)| library.into_iter().chain(functions.iter().map(shown)).collect()).collect())
 }
 
 fn shown(used: &Resources) -> String {
-    format!("{} registers, {} bytes spilled, {} shared", used.registers, used.spill_bytes, used.shared_bytes)
+    // Without the hash of its source.
+    let kind = used.function.rsplit_once('_').map_or(used.function.as_str(), |(kind, _)| kind);
+    format!("{kind}: {} registers, {} bytes spilled, {} shared", used.registers, used.spill_bytes, used.shared_bytes)
 }
 
 /// A step that was run.

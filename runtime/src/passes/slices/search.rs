@@ -65,7 +65,7 @@ pub fn slices_within(
     let config = match target {
         Target::Cpu(config) => config,
         #[cfg(feature = "cuda")]
-        Target::Cuda(_) => return Ok(None),
+        Target::Cuda(..) => return Ok(None),
     };
     let Some(cuttable) = Cuttable::new(graph, scheduled, config, guard)? else { return Ok(None) };
     let all = cuttable.bounds.0[usize::from(cuttable.batch.0)];

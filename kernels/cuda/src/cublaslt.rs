@@ -1,0 +1,368 @@
+//! cuBLASLt, as far as it is needed: products of matrices that lie in memory of the caller's, with a workspace of the caller's.
+//!
+//! Calls go through cudarc's bindings, which load the library by its name; so it is looked for first, and what is not there is an
+//! error. What it is told of a product it takes as objects of its own, on the host: they are made for each call and given back,
+//! which costs a microsecond where a run is recorded, and nothing where it is replayed.
+
+use std::ffi::c_void;
+use std::mem::size_of;
+use std::ptr::{from_ref, null_mut};
+
+use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
+use slabwise_kernels::dtype::DType;
+
+use crate::driver::Stream;
+use crate::libraries::{Library, Missing};
+
+/// Why the library did not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LibraryError {
+    /// There is none.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// A call failed.
+    #[error("{call} answered {status}; SLABWISE_AUTOTUNE=0 leaves cuBLASLt out")]
+    Failed {
+        /// Which call.
+        call: &'static str,
+        /// The library's name for it.
+        status: String,
+    },
+}
+
+type Result<T> = std::result::Result<T, LibraryError>;
+
+fn check(call: &'static str, status: Status) -> Result<()> {
+    match status {
+        Status::CUBLAS_STATUS_SUCCESS => Ok(()),
+        status => Err(LibraryError::Failed { call, status: format!("{status:?}") }),
+    }
+}
+
+/// Finds and opens the library, and says which version it is: 130002 for 13.0.2.
+///
+/// # Errors
+/// If there is none.
+pub fn version() -> Result<usize> {
+    Library::CublasLt.open().map_err(Clone::clone)?;
+    // SAFETY: initialisers of the library may run at any time.
+    if !unsafe { sys::is_culib_present() } {
+        let why = ": it was found, but the loader does not know it by its name".into();
+        return Err(Missing { library: Library::CublasLt, why }.into());
+    }
+    // SAFETY: the library is open, and the call may be made at any time.
+    Ok(unsafe { sys::cublasLtGetVersion() })
+}
+
+/// One of the library's kernels, set up: 64 bytes that mean something to the version of the library that gave them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Algorithm {
+    /// The library's description of it.
+    pub words: [u64; 8],
+    /// Bytes of workspace it needs.
+    pub workspace: u64,
+}
+
+/// A matrix stored by columns, or several at a distance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub dtype: DType,
+    pub rows: i64,
+    pub columns: i64,
+    /// Elements from column to column.
+    pub stride: i64,
+    /// How many matrices.
+    pub products: i64,
+    /// Elements from matrix to matrix.
+    pub apart: i64,
+    /// What its address is a multiple of, bytes.
+    pub align: u32,
+}
+
+/// `D = alpha · op(A) · op(B) + C + bias`, by columns; sums are in f32.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Product {
+    pub a: Layout,
+    pub b: Layout,
+    /// The result, and what is added to it.
+    pub d: Layout,
+    /// Which of A and B are stored with rows and columns exchanged.
+    pub turned: [bool; 2],
+    pub alpha: f32,
+    /// Whether C is there.
+    pub adds: bool,
+    /// The type of the numbers added to each row, if there are any: that of the result.
+    pub bias: Option<DType>,
+    /// Whether f32 may be rounded to tf32.
+    pub tf32: bool,
+}
+
+/// Where the operands of a product lie.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Addresses {
+    pub a: u64,
+    pub b: u64,
+    pub c: u64,
+    pub d: u64,
+    pub bias: u64,
+    pub workspace: u64,
+}
+
+/// The library, ready for one device.
+#[derive(Debug)]
+pub(crate) struct Handle(sys::cublasLtHandle_t);
+
+// SAFETY: the library takes calls for a handle from any thread.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+/// The library's type of a stored one. Products of other types are not asked of it.
+fn stored(dtype: DType) -> Result<sys::cudaDataType_t> {
+    match dtype {
+        DType::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
+        DType::F16 => Ok(sys::cudaDataType_t::CUDA_R_16F),
+        DType::BF16 => Ok(sys::cudaDataType_t::CUDA_R_16BF),
+        other => Err(LibraryError::Failed { call: "a product", status: format!("{other}: not a float") }),
+    }
+}
+
+/// An object of the library's, with the call that gives it back.
+struct Object<T> {
+    raw: *mut T,
+    destroy: unsafe fn(*mut T) -> Status,
+}
+
+impl<T> Drop for Object<T> {
+    fn drop(&mut self) {
+        // SAFETY: it was created and is destroyed only here.
+        unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// A product as the library wants it described.
+struct Described {
+    product: Object<sys::cublasLtMatmulDescOpaque_t>,
+    a: Object<sys::cublasLtMatrixLayoutOpaque_t>,
+    b: Object<sys::cublasLtMatrixLayoutOpaque_t>,
+    d: Object<sys::cublasLtMatrixLayoutOpaque_t>,
+}
+
+impl Layout {
+    fn described(&self) -> Result<Object<sys::cublasLtMatrixLayoutOpaque_t>> {
+        use sys::cublasLtMatrixLayoutAttribute_t as A;
+        let mut raw = null_mut();
+        let (rows, columns) = (self.rows as u64, self.columns as u64);
+        // SAFETY: the library is open, and the pointer is valid for writing.
+        let made = unsafe { sys::cublasLtMatrixLayoutCreate(&mut raw, stored(self.dtype)?, rows, columns, self.stride) };
+        check("cublasLtMatrixLayoutCreate", made)?;
+        let layout = Object { raw, destroy: sys::cublasLtMatrixLayoutDestroy };
+        if self.products > 1 {
+            let count = i32::try_from(self.products).unwrap_or(i32::MAX);
+            // SAFETY: the object lives, and the attributes are of these types.
+            unsafe {
+                let set = "cublasLtMatrixLayoutSetAttribute";
+                let (batch, offset) = (A::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, A::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET);
+                check(set, sys::cublasLtMatrixLayoutSetAttribute(raw, batch, from_ref(&count).cast(), size_of::<i32>()))?;
+                check(set, sys::cublasLtMatrixLayoutSetAttribute(raw, offset, from_ref(&self.apart).cast(), size_of::<i64>()))?;
+            }
+        }
+        Ok(layout)
+    }
+}
+
+impl Product {
+    /// `bias` is where the numbers lie that are added to each row. Where nothing is computed only its alignment matters.
+    fn described(&self, bias: u64) -> Result<Described> {
+        use sys::cublasLtMatmulDescAttributes_t as A;
+        let compute = match self.tf32 && self.a.dtype == DType::F32 {
+            true => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        };
+        let mut raw = null_mut();
+        // SAFETY: the library is open, and the pointer is valid for writing.
+        let made = unsafe { sys::cublasLtMatmulDescCreate(&mut raw, compute, sys::cudaDataType_t::CUDA_R_32F) };
+        check("cublasLtMatmulDescCreate", made)?;
+        let product = Object { raw, destroy: sys::cublasLtMatmulDescDestroy };
+        let set = |attribute: A, value: *const c_void, bytes: usize| {
+            // SAFETY: the object lives; below, each attribute is given a value of its type.
+            check("cublasLtMatmulDescSetAttribute", unsafe { sys::cublasLtMatmulDescSetAttribute(raw, attribute, value, bytes) })
+        };
+        for (attribute, turned) in [A::CUBLASLT_MATMUL_DESC_TRANSA, A::CUBLASLT_MATMUL_DESC_TRANSB].into_iter().zip(self.turned) {
+            // CUBLAS_OP_N and CUBLAS_OP_T.
+            set(attribute, from_ref(&i32::from(turned)).cast(), size_of::<i32>())?;
+        }
+        if let Some(dtype) = self.bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, from_ref(&epilogue).cast(), size_of::<u32>())?;
+            let stored = stored(dtype)? as i32;
+            set(A::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, from_ref(&stored).cast(), size_of::<i32>())?;
+            set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, from_ref(&bias).cast(), size_of::<u64>())?;
+        }
+        Ok(Described { product, a: self.a.described()?, b: self.b.described()?, d: self.d.described()? })
+    }
+
+    /// A bias that is nowhere, aligned as the one of a run will be.
+    fn sample_bias(&self) -> u64 {
+        u64::from(self.d.align)
+    }
+}
+
+impl Handle {
+    /// The library for the current context's device.
+    pub fn new() -> Result<Handle> {
+        version()?;
+        let mut raw = null_mut();
+        // SAFETY: the library is open, and the pointer is valid for writing.
+        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&mut raw) })?;
+        Ok(Handle(raw))
+    }
+
+    /// What the library would compute a product by, the best guess first: at most `count` of its kernels that need at most so
+    /// many bytes of workspace and give the same bits on every run.
+    pub fn algorithms(&self, product: &Product, workspace_max: u64, count: usize) -> Result<Vec<Algorithm>> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as P;
+        let described = product.described(product.sample_bias())?;
+        let mut raw = null_mut();
+        // SAFETY: the library is open, and the pointer is valid for writing.
+        check("cublasLtMatmulPreferenceCreate", unsafe { sys::cublasLtMatmulPreferenceCreate(&mut raw) })?;
+        let preference = Object { raw, destroy: sys::cublasLtMatmulPreferenceDestroy };
+        let set = |attribute: P, value: *const c_void, bytes: usize| {
+            // SAFETY: the object lives; below, each attribute is given a value of its type.
+            check("cublasLtMatmulPreferenceSetAttribute", unsafe {
+                sys::cublasLtMatmulPreferenceSetAttribute(preference.raw, attribute, value, bytes)
+            })
+        };
+        set(P::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, from_ref(&workspace_max).cast(), size_of::<u64>())?;
+        // Parts of sums stay f32 and are added by a kernel of their own: nothing depends on who is first.
+        let schemes = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        set(P::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, from_ref(&schemes).cast(), size_of::<u32>())?;
+        let aligned = [
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, product.a.align),
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, product.b.align),
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, product.d.align),
+            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, product.d.align),
+        ];
+        for (attribute, align) in aligned {
+            set(attribute, from_ref(&align).cast(), size_of::<u32>())?;
+        }
+        let mut found = vec![no_result(); count];
+        let mut returned = 0;
+        let Described { product, a, b, d } = &described;
+        // SAFETY: all objects live, and there is room for as many results as are asked for.
+        let asked = unsafe {
+            let (wanted, results) = (count as i32, found.as_mut_ptr());
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.0,
+                product.raw,
+                a.raw,
+                b.raw,
+                d.raw,
+                d.raw,
+                preference.raw,
+                wanted,
+                results,
+                &mut returned,
+            )
+        };
+        check("cublasLtMatmulAlgoGetHeuristic", asked)?;
+        found.truncate(usize::try_from(returned).unwrap_or(0));
+        let fits =
+            |r: &sys::cublasLtMatmulHeuristicResult_t| r.state == Status::CUBLAS_STATUS_SUCCESS && r.workspaceSize as u64 <= workspace_max;
+        let algorithms = found.into_iter().filter(fits).map(|r| Algorithm { words: r.algo.data, workspace: r.workspaceSize as u64 });
+        Ok(algorithms.filter(Algorithm::is_ordered).collect())
+    }
+
+    /// The same kernel for a product of other sizes, with the workspace it needs there.
+    pub fn checked(&self, product: &Product, algorithm: &Algorithm) -> Result<Algorithm> {
+        let described = product.described(product.sample_bias())?;
+        let Described { product, a, b, d } = &described;
+        let mut result = no_result();
+        // SAFETY: all objects live. The words are the library's, or any: then it says that they mean nothing.
+        let checked = unsafe {
+            let raw = algorithm.raw();
+            sys::cublasLtMatmulAlgoCheck(self.0, product.raw, a.raw, b.raw, d.raw, d.raw, &raw, &mut result)
+        };
+        check("cublasLtMatmulAlgoCheck", checked)?;
+        check("cublasLtMatmulAlgoCheck", result.state)?;
+        Ok(Algorithm { workspace: result.workspaceSize as u64, ..*algorithm })
+    }
+
+    /// Asks for a product on a stream.
+    ///
+    /// # Safety
+    /// The addresses are memory of the device as large as the layouts say, each with the alignment that they say; the workspace is
+    /// as large as the algorithm says.
+    pub unsafe fn multiply(&self, product: &Product, algorithm: &Algorithm, at: &Addresses, stream: &Stream) -> Result<()> {
+        let described = product.described(at.bias)?;
+        let (alpha, beta) = (product.alpha, f32::from(u8::from(product.adds)));
+        let added = if product.adds { at.c } else { at.d };
+        let Described { product, a, b, d } = &described;
+        let raw = algorithm.raw();
+        // SAFETY: all objects live; scales are read before the call returns; the rest is the caller's promise.
+        let asked = unsafe {
+            sys::cublasLtMatmul(
+                self.0,
+                product.raw,
+                from_ref(&alpha).cast(),
+                at.a as *const c_void,
+                a.raw,
+                at.b as *const c_void,
+                b.raw,
+                from_ref(&beta).cast(),
+                added as *const c_void,
+                d.raw,
+                at.d as *mut c_void,
+                d.raw,
+                &raw,
+                at.workspace as *mut c_void,
+                algorithm.workspace as usize,
+                stream.raw().cast(),
+            )
+        };
+        check("cublasLtMatmul", asked)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: it was created and is destroyed only here.
+        unsafe { sys::cublasLtDestroy(self.0) };
+    }
+}
+
+impl Algorithm {
+    /// The library's number of it.
+    pub fn id(&self) -> u32 {
+        self.number(sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID).unwrap_or(0)
+    }
+
+    /// A setting of it, if the library says one.
+    fn number(&self, attribute: sys::cublasLtMatmulAlgoConfigAttributes_t) -> Option<u32> {
+        version().ok()?;
+        let (mut value, mut written) = (0u32, 0);
+        let raw = self.raw();
+        // SAFETY: the library is open, the settings asked for are of this type, and the pointers are valid for writing.
+        let asked =
+            unsafe { sys::cublasLtMatmulAlgoConfigGetAttribute(&raw, attribute, (&raw mut value).cast(), size_of::<u32>(), &mut written) };
+        (asked == Status::CUBLAS_STATUS_SUCCESS).then_some(value)
+    }
+
+    fn raw(&self) -> sys::cublasLtMatmulAlgo_t {
+        sys::cublasLtMatmulAlgo_t { data: self.words }
+    }
+
+    /// Whether sums that are cut into parts are added in an order of their own, and not as parts arrive.
+    fn is_ordered(&self) -> bool {
+        let in_place = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_INPLACE as u32;
+        let scheme = self.number(sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
+        scheme.is_some_and(|scheme| scheme & in_place == 0)
+    }
+}
+
+/// Room for an answer of the library's.
+fn no_result() -> sys::cublasLtMatmulHeuristicResult_t {
+    let algo = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
+    let state = Status::CUBLAS_STATUS_NOT_SUPPORTED;
+    sys::cublasLtMatmulHeuristicResult_t { algo, workspaceSize: 0, state, wavesCount: 0.0, reserved: [0; 4] }
+}

@@ -1,0 +1,278 @@
+//! Which kernel computes a product: the fastest of a few, by the clock.
+//!
+//! The candidates are the first of those that the model of [`crate::gemm`] ranks, and what cuBLASLt would take for the same product,
+//! where it is found. Each is run on the device at the sizes of the bounds, in scratch memory that is given back before anything
+//! else is taken; its time is the median of a few recorded runs. An earlier candidate is kept unless a later one is clearly
+//! faster, so ties and noise go to the model's choice.
+//!
+//! Specs with one product (the way forward and what is made again of it, a kernel and what runs again of it) are given one
+//! candidate, timed once: so they add in one order and what is made again comes out the same bits.
+//!
+//! What was picked is known for the rest of the process and kept on disk ([`Picks`]), so that it stays the same from run to run.
+//! Nothing fails for want of a pick: without memory, time or a library the first ranked is taken.
+
+mod picks;
+mod trial;
+
+use std::sync::Arc;
+
+use slabwise_kernels::cpu::SpecError;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::Spec;
+
+pub use picks::Picks;
+
+use crate::cublaslt::{self, Algorithm};
+use crate::driver::{self, DriverError, Properties};
+use crate::gemm;
+use crate::gemm::library::Product;
+use crate::lower::{Lowered, Target};
+use crate::nvrtc;
+use crate::source::{PRELUDE, lower};
+use crate::space::Limits;
+use trial::{Bench, Trial};
+
+/// Most of our own kernels that are timed for one product: each has to be compiled.
+const OWN_MAX: usize = 4;
+
+/// Most of cuBLASLt's.
+const LIBRARY_MAX: usize = 3;
+
+/// Products of fewer multiplications are not worth being timed: whatever computes them takes as long as its launch.
+pub const WORTH: i64 = 1 << 22;
+
+/// A later candidate must take less than this part of an earlier one's time.
+const CLEARLY: f64 = 0.98;
+
+/// How a spec is computed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// As the model ranks first.
+    #[default]
+    Ranked,
+    /// By the candidate of this name.
+    Own(String),
+    /// By cuBLASLt.
+    Library(Algorithm),
+}
+
+/// Source for a spec by a choice; for what the choice does not fit, as [`crate::lower`] does.
+///
+/// # Errors
+/// As [`crate::lower`].
+pub fn lower_as(spec: &Spec, bounds: &Env, target: &Target, choice: &Choice) -> Result<Lowered, SpecError> {
+    match choice {
+        Choice::Ranked => lower(spec, bounds, target),
+        Choice::Own(name) => Ok(gemm::named(spec, bounds, target, name)?.lowered),
+        Choice::Library(algorithm) => match Product::of(spec, bounds, target) {
+            Some(product) => product.by(*algorithm).lower(spec, bounds, target),
+            None => lower(spec, bounds, target),
+        },
+    }
+}
+
+/// Times candidates on a device.
+#[derive(Clone, Debug)]
+pub struct Tuner {
+    /// Which device.
+    pub ordinal: u32,
+    /// How much of its memory may be used.
+    pub limits: Limits,
+    /// The most bytes that timing may take, if there is a budget.
+    pub room: Option<u64>,
+    /// Products of fewer multiplications are not timed.
+    pub worth: i64,
+    /// What has been picked before.
+    pub picks: Arc<Picks>,
+}
+
+/// Specs that share a product, each spec once.
+struct Group<'a> {
+    /// Which of the specs asked for.
+    members: Vec<usize>,
+    /// The different ones, each with its target.
+    specs: Vec<(&'a Spec, Target)>,
+    /// The candidates among our own that all of them have, as the first ranks them.
+    own: Vec<String>,
+    key: String,
+}
+
+impl Tuner {
+    /// How each of these specs is best computed, at sizes up to the bounds. Each has a target of its own.
+    pub fn choose(&self, wanted: &[(&Spec, Target)], bounds: &Env) -> Vec<Choice> {
+        let mut choices = vec![Choice::Ranked; wanted.len()];
+        let Ok(properties) = driver::properties(self.ordinal) else { return choices };
+        let Properties { name, total_bytes, .. } = properties;
+        let device = format!("{name}, {total_bytes} bytes, {}, {}", versions(), env!("CARGO_PKG_VERSION"));
+        let mut open = Vec::new();
+        for group in groups(wanted, bounds, self.worth, &device) {
+            match self.picks.known(&group.key) {
+                Some(choice) => group.take(&choice, &mut choices),
+                None => open.push(group),
+            }
+        }
+        if !open.is_empty()
+            && let Err(e) = self.pick(&open, bounds, &mut choices)
+        {
+            log::warn!("products are computed as ranked, not as timed: {e}");
+        }
+        choices
+    }
+
+    /// Picks for groups that are new to the process.
+    fn pick(&self, open: &[Group<'_>], bounds: &Env, choices: &mut [Choice]) -> Result<(), Error> {
+        let mut bench: Option<Bench> = None;
+        let mut trials: Vec<(&Group<'_>, Trial)> = Vec::new();
+        for group in open {
+            let kept = self.picks.kept(&group.key);
+            if let Some(choice @ Choice::Own(name)) = &kept
+                && group.own.contains(name)
+            {
+                self.picks.know(&group.key, choice);
+                group.take(choice, choices);
+                continue;
+            }
+            let bench = match &mut bench {
+                Some(bench) => bench,
+                none => none.insert(Bench::open(self.ordinal, self.limits, self.room)?),
+            };
+            let mut trial = Trial::new(group.specs[0].0.clone(), *bounds);
+            // A library's kernel that is taken over is run once all the same: then it is loaded before a graph is recorded.
+            let known = match kept {
+                Some(Choice::Library(algorithm)) => group.fitting(&[algorithm], bounds, bench).unwrap_or_default(),
+                _ => Vec::new(),
+            };
+            trial.timed = known.is_empty();
+            let algorithms = if trial.timed {
+                for name in group.own.iter().take(OWN_MAX) {
+                    trial.add(Choice::Own(name.clone()), gemm::named(trial.spec(), bounds, &group.specs[0].1, name)?.lowered);
+                }
+                group.offered(bounds, bench).unwrap_or_else(|e| {
+                    log::info!("{e}");
+                    trial.lasting = matches!(e, cublaslt::LibraryError::Missing(_));
+                    Vec::new()
+                })
+            } else {
+                known
+            };
+            for algorithm in algorithms {
+                let choice = Choice::Library(algorithm);
+                let lowered = lower_as(trial.spec(), bounds, &group.specs[0].1, &choice)?;
+                trial.add(choice, lowered);
+            }
+            trials.push((group, trial));
+        }
+        let Some(mut bench) = bench else { return Ok(()) };
+        let times = bench.times(&trials.iter().map(|(_, trial)| trial).collect::<Vec<_>>())?;
+        for ((group, trial), times) in trials.iter().zip(times) {
+            let Some(best) = fastest(&times) else { continue };
+            let choice = trial.choice(best);
+            log::info!("{}", trial.told(&times, best));
+            self.picks.know(&group.key, choice);
+            if trial.timed && trial.lasting {
+                self.picks.keep(&group.key, choice);
+            }
+            group.take(choice, choices);
+        }
+        Ok(())
+    }
+}
+
+/// Why nothing was timed.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error(transparent)]
+    Load(#[from] crate::program::LoadError),
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+}
+
+/// The first time that no later one is clearly below.
+fn fastest(times: &[Option<f64>]) -> Option<usize> {
+    let mut best: Option<(usize, f64)> = None;
+    for (at, time) in times.iter().enumerate().filter_map(|(at, time)| Some((at, (*time)?))) {
+        if best.is_none_or(|(_, least)| time < CLEARLY * least) {
+            best = Some((at, time));
+        }
+    }
+    best.map(|(at, _)| at)
+}
+
+/// The versions that times depend on.
+fn versions() -> String {
+    let library = cublaslt::version().map_or_else(|_| "none".into(), |v| v.to_string());
+    format!("driver {:?}, NVRTC {:?}, cuBLASLt {library}", driver::start().ok(), nvrtc::version().ok())
+}
+
+/// The specs by their products, those that are not worth it and those without a choice left out.
+fn groups<'a>(wanted: &[(&'a Spec, Target)], bounds: &Env, worth: i64, device: &str) -> Vec<Group<'a>> {
+    let mut groups: Vec<Group<'a>> = Vec::new();
+    for (at, &(spec, target)) in wanted.iter().enumerate() {
+        if gemm::multiplications(spec, bounds) < worth {
+            continue;
+        }
+        let Ok(own) = gemm::names(spec, bounds, &target) else { continue };
+        let same = |group: &&mut Group<'_>| group.specs[0].0.body == spec.body && group.specs[0].0.dims == spec.dims;
+        match groups.iter_mut().find(same) {
+            Some(group) => {
+                group.members.push(at);
+                group.own.retain(|name| own.contains(name));
+                if !group.specs.contains(&(spec, target)) {
+                    group.specs.push((spec, target));
+                }
+            }
+            None => groups.push(Group { members: vec![at], specs: vec![(spec, target)], own, key: String::new() }),
+        }
+    }
+    groups.retain(|group| !group.own.is_empty());
+    for group in &mut groups {
+        let text = format!("{:?} {:?} {:?}", group.specs, group.own, bounds);
+        group.key = crate::cache::hash(&[device, PRELUDE, &text]);
+    }
+    groups
+}
+
+impl Group<'_> {
+    /// Gives all members a choice.
+    fn take(&self, choice: &Choice, choices: &mut [Choice]) {
+        self.members.iter().for_each(|&at| choices[at] = choice.clone());
+    }
+
+    /// What cuBLASLt offers for all members.
+    fn offered(&self, bounds: &Env, bench: &Bench) -> Result<Vec<Algorithm>, cublaslt::LibraryError> {
+        let (spec, target) = &self.specs[0];
+        let Some(product) = Product::of(spec, bounds, target) else { return Ok(Vec::new()) };
+        let library = bench.library()?;
+        let found = library.algorithms(&product.described(bounds), product.workspace_max(bounds), LIBRARY_MAX)?;
+        self.fitting(&found, bounds, bench)
+    }
+
+    /// Those of cuBLASLt's kernels that compute the products of all members, each with the largest workspace that it needs.
+    fn fitting(&self, algorithms: &[Algorithm], bounds: &Env, bench: &Bench) -> Result<Vec<Algorithm>, cublaslt::LibraryError> {
+        let library = bench.library()?;
+        let fits = |algorithm: &Algorithm| {
+            self.specs.iter().try_fold(*algorithm, |most: Algorithm, (spec, target)| {
+                let product = Product::of(spec, bounds, target)?;
+                let one = library.checked(&product.described(bounds), algorithm).ok()?;
+                let workspace = most.workspace.max(one.workspace);
+                (workspace <= product.workspace_max(bounds)).then_some(Algorithm { workspace, ..most })
+            })
+        };
+        Ok(algorithms.iter().filter_map(fits).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fastest;
+
+    #[test]
+    fn a_later_candidate_must_be_clearly_faster() {
+        assert_eq!(fastest(&[Some(1.0), Some(0.99), Some(1.0)]), Some(0));
+        assert_eq!(fastest(&[Some(1.0), None, Some(0.9), Some(0.89)]), Some(2));
+        assert_eq!(fastest(&[None, Some(2.0), Some(1.0)]), Some(2));
+        assert_eq!(fastest(&[None, None]), None);
+    }
+}

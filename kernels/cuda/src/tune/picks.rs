@@ -1,0 +1,135 @@
+//! What was picked, for the rest of the process and on disk.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::Choice;
+use crate::cache::Cache;
+use crate::cublaslt::Algorithm;
+
+/// What was picked, by a hash of all that it depends on: the specs, their bounds, the candidates, the device, and the versions of
+/// driver, compiler and library.
+#[derive(Debug, Default)]
+pub struct Picks {
+    known: Mutex<HashMap<String, Choice>>,
+    cache: Option<Cache>,
+}
+
+impl Picks {
+    /// The process's, kept in the user's cache, where there is one that may be used.
+    pub fn of_process() -> Arc<Picks> {
+        let made = || Arc::new(Picks { known: Mutex::default(), cache: Cache::of_user().ok() });
+        PROCESS.get_or_init(made).clone()
+    }
+
+    /// The process's, on no disk, forgotten: so that a test starts from nothing.
+    #[cfg(feature = "emulator")]
+    pub(crate) fn forget_all() {
+        PROCESS.get_or_init(Arc::default).map().clear();
+    }
+
+    /// Picks that are kept in this folder.
+    pub fn at(cache: Cache) -> Arc<Picks> {
+        Arc::new(Picks { known: Mutex::default(), cache: Some(cache) })
+    }
+
+    fn map(&self) -> MutexGuard<'_, HashMap<String, Choice>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the process has picked.
+    pub(super) fn known(&self, key: &str) -> Option<Choice> {
+        self.map().get(key).cloned()
+    }
+
+    /// Notes a pick for the rest of the process.
+    pub(super) fn know(&self, key: &str, choice: &Choice) {
+        self.map().insert(key.into(), choice.clone());
+    }
+
+    /// What another process picked.
+    pub(super) fn kept(&self, key: &str) -> Option<Choice> {
+        let rest = self.cache.as_ref()?.pick(key)?;
+        let choice = decode(&rest);
+        if choice.is_none() {
+            log::warn!("a kept choice of a kernel cannot be understood; it is chosen anew");
+        }
+        choice
+    }
+
+    /// Keeps a pick on disk.
+    pub(super) fn keep(&self, key: &str, choice: &Choice) {
+        if let Some(cache) = &self.cache {
+            cache.keep_pick(key, encode(choice).as_bytes());
+        }
+    }
+}
+
+/// The picks of a process.
+static PROCESS: OnceLock<Arc<Picks>> = OnceLock::new();
+
+/// A choice as a line of text.
+fn encode(choice: &Choice) -> String {
+    match choice {
+        Choice::Ranked => "ranked".into(),
+        Choice::Own(name) => format!("own {name}"),
+        Choice::Library(Algorithm { words, workspace }) => {
+            let words: Vec<String> = words.iter().map(|word| format!("{word:x}")).collect();
+            format!("cublaslt {workspace} {}", words.join(" "))
+        }
+    }
+}
+
+/// The choice that a line says.
+fn decode(line: &[u8]) -> Option<Choice> {
+    let line = str::from_utf8(line).ok()?;
+    if let Some(name) = line.strip_prefix("own ") {
+        return Some(Choice::Own(name.into()));
+    }
+    let mut numbers = line.strip_prefix("cublaslt ")?.split(' ');
+    let workspace = numbers.next()?.parse().ok()?;
+    let words: Vec<u64> = numbers.map(|word| u64::from_str_radix(word, 16)).collect::<Result<_, _>>().ok()?;
+    Some(Choice::Library(Algorithm { words: words.try_into().ok()?, workspace }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_read_back_as_they_were_written_or_not_at_all() {
+        let algorithm = Algorithm { words: [u64::MAX, 1, 0, 3, 4, 5, 1 << 63, 7], workspace: 1 << 20 };
+        for choice in [Choice::Own("gemm_64x64 in 3 parts".into()), Choice::Library(algorithm)] {
+            assert_eq!(decode(encode(&choice).as_bytes()), Some(choice));
+        }
+        for wrong in ["", "own", "ranked", "cublaslt", "cublaslt 1 2 3", "cublaslt x 1 2 3 4 5 6 7 8", "cublaslt 1 1 2 3 4 5 6 7 8 9"] {
+            assert_eq!(decode(wrong.as_bytes()), None, "{wrong:?}");
+        }
+        assert_eq!(decode(b"own \xff"), None);
+    }
+
+    #[test]
+    fn picks_are_kept_and_what_is_damaged_or_foreign_is_not_taken() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let picks = || Picks::at(Cache::at(folder.path().join("cache")).expect("a private folder"));
+        let (key, other) = (crate::cache::hash(&["a key"]), crate::cache::hash(&["another"]));
+        let choice = Choice::Own("gemm_64x64".into());
+        let first = picks();
+        first.know(&key, &choice);
+        assert_eq!((first.known(&key), first.kept(&key)), (Some(choice.clone()), None), "known is not kept");
+        first.keep(&key, &choice);
+        assert_eq!((picks().known(&key), picks().kept(&key)), (None, Some(choice.clone())));
+        let file = folder.path().join("cache").join(format!("{key}.pick"));
+        let whole = std::fs::read(&file).expect("an entry");
+        picks().keep(&other, &choice);
+        let foreign = std::fs::read(folder.path().join("cache").join(format!("{other}.pick"))).expect("an entry");
+        let mut damaged = whole.clone();
+        *damaged.last_mut().expect("it is not empty") ^= 1;
+        for bytes in [&whole[..whole.len() - 1], &whole[..20], b"", &damaged, &foreign, &vec![0; 10_000]] {
+            std::fs::write(&file, bytes).expect("own folder");
+            assert_eq!(picks().kept(&key), None);
+        }
+        std::fs::remove_file(&file).and_then(|()| std::fs::create_dir(&file)).expect("own folder");
+        assert_eq!(picks().kept(&key), None);
+    }
+}

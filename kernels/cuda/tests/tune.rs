@@ -1,0 +1,469 @@
+//! Products by a library, and which of the ways to compute a product is picked, over a driver without a device: its events count
+//! the time that a test says kernels take.
+
+mod common;
+mod products;
+
+use std::sync::Arc;
+
+use common::{Case, Choices, TARGET, compare};
+use products::{matmul, numbers, small_integers, strided, typed};
+use slabwise_cuda::cache::Cache;
+use slabwise_cuda::cublaslt::Algorithm;
+use slabwise_cuda::driver::{DriverError, properties};
+use slabwise_cuda::fake::FakeDriver;
+use slabwise_cuda::{Choice, Device, Launch, Limits, Lowered, Picks, Target, Tuner, candidates, lower, lower_as, workspace_bytes};
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::memory::Region;
+use slabwise_kernels::scalar::{ScalarOp, Value};
+use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store};
+
+const LIMITS: Limits = Limits { fraction: 0.75, bytes_max: None, preallocate: false };
+const NOT_SUPPORTED: i32 = 15;
+
+/// An algorithm of the library's as its source says: a mark, its number, how parts are added, how many there are.
+fn algorithm(id: u64, workspace: u64) -> Algorithm {
+    let (scheme, parts) = if id == 23 { (2, 3) } else { (0, 1) };
+    Algorithm { words: [0x51ab, id, scheme, parts, 0, 0, 0, 0], workspace }
+}
+
+/// The driver with a library.
+fn installed() -> Option<FakeDriver> {
+    let driver = FakeDriver::install()?;
+    driver.set("library", 1);
+    // A run of a kernel is longer than a sample.
+    driver.cost("", 1_000_000);
+    Some(driver)
+}
+
+/// The target of the driver's device.
+fn target() -> Target {
+    properties(0).expect("there is a device").target
+}
+
+fn put(device: &mut Device, bytes: &[u8]) -> Region {
+    let region = device.reserve(bytes.len() as u64).expect("there is room");
+    device.write(&region, bytes).expect("it is written");
+    region
+}
+
+/// The arguments of each case after its run on the device, all loaded as one program.
+fn on_device(runs: &[(&Case, &Lowered)]) -> Vec<Result<Vec<Vec<u8>>, DriverError>> {
+    let mut device = Device::open(0, LIMITS).expect("it is there");
+    let lowered: Vec<&Lowered> = runs.iter().map(|(_, lowered)| *lowered).collect();
+    let program = device.load(&lowered).unwrap_or_else(|e| panic!("{e}"));
+    let run = |(step, (case, lowered)): (usize, &(&Case, &Lowered))| {
+        let arguments: Vec<Region> = case.args.iter().map(|bytes| put(&mut device, bytes)).collect();
+        let workspace = put(&mut device, &vec![0xff; workspace_bytes(lowered) as usize]);
+        device.launch(&program, &case.env, &Launch { step, kernel: lowered, arguments: &arguments, workspace })?;
+        let read = |region: &Region| {
+            let mut bytes = vec![0; region.bytes as usize];
+            device.read(region, &mut bytes).map(|()| bytes)
+        };
+        arguments.iter().map(read).collect()
+    };
+    runs.iter().enumerate().map(run).collect()
+}
+
+/// A product with an epilogue: `code` after the sum, operands after the result.
+fn with(mut spec: Spec, operands: Vec<Operand>, code: Vec<Inst>) -> Spec {
+    spec.operands.extend(operands);
+    spec.code.extend(code);
+    spec.stores = vec![Store { value: spec.code.len() as u16 - 1, operand: 0 }];
+    spec
+}
+
+fn op(op: ScalarOp, a: u16, b: u16) -> Inst {
+    Inst::Op(op, [a, b, 0])
+}
+
+/// A case by an algorithm of the library's.
+fn of_library(case: &Case, algorithm: Algorithm) -> Lowered {
+    let lowered = lower_as(&case.spec, &case.bounds, &case.target, &Choice::Library(algorithm)).expect("it has a source");
+    assert!(lowered.library().is_some_and(|name| name.starts_with("cuBLASLt")), "{} is not the library's", case.name);
+    lowered
+}
+
+/// The arguments of each case after each of the library's algorithms. Fails unless it writes the result itself where that is said.
+fn computed(cases: &[(Case, bool)], algorithms: &[Algorithm]) -> Vec<Vec<Vec<u8>>> {
+    let mut lowered = Vec::new();
+    for (case, direct) in cases {
+        for &algorithm in algorithms {
+            lowered.push((case, of_library(case, algorithm)));
+            assert_eq!(lowered.last().is_some_and(|(_, l)| l.functions.is_empty()), *direct, "{}", case.name);
+        }
+    }
+    let runs: Vec<(&Case, &Lowered)> = lowered.iter().map(|(case, lowered)| (*case, lowered)).collect();
+    let done = on_device(&runs).into_iter().zip(&runs);
+    done.map(|(done, (case, _))| done.unwrap_or_else(|e| panic!("{}: {e}", case.name))).collect()
+}
+
+/// Fails unless the library's algorithms give for each case what the CPU does, within the tolerance.
+fn check(cases: &[(Case, bool)], algorithms: &[Algorithm], tolerance: f32) {
+    for ((case, _), results) in cases.iter().zip(computed(cases, algorithms).chunks(algorithms.len())) {
+        let (expected, _) = case.on_cpu();
+        for (got, algorithm) in results.iter().zip(algorithms) {
+            compare(case, &format!("{}, {algorithm:?}", case.name), got, &expected, tolerance);
+        }
+    }
+}
+
+fn is_of_library(case: &Case) -> bool {
+    let lowered = lower_as(&case.spec, &case.bounds, &case.target, &Choice::Library(algorithm(21, 0))).expect("it has a source");
+    lowered.library().is_some()
+}
+
+#[test]
+fn the_library_multiplies_every_layout_and_what_it_cannot_say_follows() {
+    let Some(driver) = installed() else { return };
+    let (m, n, k) = (12, 10, 9);
+    let rows = || strided(0, &[k, 1]);
+    let columns = || strided(0, &[n, 1]);
+    let square = |a, b| matmul(&[m, n], k, a, b);
+    let plain = || square(rows(), columns());
+    let batched = |a: &[usize], b: &[usize]| matmul(&[3, m, n], k, strided(0, a), strided(0, b));
+    let bias = || typed(DType::F32, 0, &[0, 1]);
+    let turned_result = || {
+        let mut spec = plain();
+        spec.operands[0] = strided(0, &[1, m]);
+        spec
+    };
+    let (add, relu) = (ScalarOp::Add, ScalarOp::Relu);
+    // With whether the library writes the result itself.
+    let specs: Vec<(&str, Spec, bool)> = vec![
+        ("rows, rows", plain(), true),
+        ("columns, rows", square(strided(0, &[1, m]), columns()), true),
+        ("rows, columns", square(rows(), strided(0, &[1, k])), true),
+        ("columns, columns", square(strided(0, &[1, m]), strided(0, &[1, k])), true),
+        ("padded and behind others", square(strided(5, &[k + 3, 1]), strided(8, &[n + 6, 1])), true),
+        ("a result by columns", turned_result(), true),
+        ("several", batched(&[m * k, k, 1], &[k * n, n, 1]), true),
+        ("several by one", batched(&[m * k, k, 1], &[0, n, 1]), true),
+        ("scaled", with(plain(), vec![], vec![Inst::Const(Value::F32(0.25)), op(ScalarOp::Mul, 1, 0)]), true),
+        ("with a bias", with(plain(), vec![bias()], vec![Inst::Load(1), op(add, 0, 1)]), true),
+        ("added to another", with(plain(), vec![strided(0, &[n, 1])], vec![Inst::Load(1), op(add, 1, 0)]), true),
+        (
+            "scaled, added to another, with a bias",
+            with(
+                plain(),
+                vec![bias(), strided(0, &[n, 1])],
+                vec![Inst::Const(Value::F32(-2.0)), op(ScalarOp::Mul, 0, 1), Inst::Load(1), op(add, 2, 3), Inst::Load(2), op(add, 4, 5)],
+            ),
+            true,
+        ),
+        ("a bias and relu", with(plain(), vec![bias()], vec![Inst::Load(1), op(add, 0, 1), op(relu, 2, 0)]), false),
+        ("a number for each row", with(plain(), vec![strided(0, &[1, 0])], vec![Inst::Load(1), op(add, 0, 1)]), false),
+        ("a bias that lies askew", with(plain(), vec![strided(1, &[0, 1])], vec![Inst::Load(1), op(add, 0, 1)]), false),
+        ("twice a bias", with(plain(), vec![bias()], vec![Inst::Load(1), op(add, 0, 1), op(add, 2, 1)]), false),
+        (
+            "scaled after a bias",
+            with(plain(), vec![bias()], vec![Inst::Load(1), op(add, 0, 1), Inst::Const(Value::F32(3.0)), op(ScalarOp::Mul, 2, 3)]),
+            false,
+        ),
+    ];
+    let mut choices = Choices::new(1);
+    let case = |(name, spec, direct): (&str, Spec, bool)| {
+        let mut case = Case::new(name, spec, &mut choices);
+        case.target = target();
+        small_integers(&mut case, &mut choices);
+        (case, direct)
+    };
+    let cases: Vec<(Case, bool)> = specs.into_iter().map(case).collect();
+    let multiplied = driver.get("products");
+    check(&cases, &[algorithm(21, 1 << 20), algorithm(23, 1 << 20)], 1e-6);
+    assert_eq!(driver.get("products") - multiplied, 2 * cases.len() as i64);
+}
+
+#[test]
+fn halves_are_summed_in_single_precision_and_rounded_as_they_are_stored() {
+    let Some(_driver) = installed() else { return };
+    let (m, n, k) = (12, 10, 9);
+    let half = |dtype, to| {
+        let mut spec = matmul(&[m, n], k, typed(dtype, 0, &[k, 1]), typed(dtype, 0, &[n, 1]));
+        spec.operands[0].dtype = to;
+        spec
+    };
+    let rounded = |spec, op_of| with(spec, vec![], vec![op(op_of, 0, 0)]);
+    let specs = [
+        ("halves", half(DType::F16, DType::F16), true),
+        ("to single precision", half(DType::BF16, DType::F32), true),
+        ("to other halves", half(DType::F16, DType::BF16), false),
+        ("rounded", rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundBf16), true),
+        ("rounded to others", rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundF16), false),
+    ];
+    let mut choices = Choices::new(5);
+    let case = |(name, spec, direct): (&str, Spec, bool)| {
+        let mut case = Case::new(name, spec, &mut choices);
+        case.target = target();
+        small_integers(&mut case, &mut choices);
+        (case, direct)
+    };
+    let cases: Vec<(Case, bool)> = specs.into_iter().map(case).collect();
+    for ((case, _), got) in cases.iter().zip(computed(&cases, &[algorithm(21, 0)])) {
+        let [a, b, c] = [0, 1, 2].map(|at| numbers(case.spec.arguments()[at].0.dtype, &got[at]));
+        for (i, x) in c.iter().enumerate() {
+            // Sums of so small numbers are numbers of every type.
+            let sum: f64 = (0..k).map(|l| a[i / n * k + l] * b[l * n + i % n]).sum();
+            assert!(*x == sum, "{}: {x} at {i} instead of {sum}", case.name);
+        }
+    }
+}
+
+/// What the library is not asked for: our own kernels do it.
+#[test]
+fn what_is_no_product_of_two_matrices_stays_ours() {
+    let Some(_driver) = installed() else { return };
+    let mut choices = Choices::new(2);
+    let mut mixed = matmul(&[8, 8], 8, typed(DType::F16, 0, &[8, 1]), strided(0, &[8, 1]));
+    mixed.operands[0].dtype = DType::F32;
+    for (name, spec) in [
+        ("one row", matmul(&[1, 64], 32, strided(0, &[32, 1]), strided(0, &[64, 1]))),
+        ("one column", matmul(&[64, 1], 32, strided(0, &[32, 1]), strided(0, &[1, 1]))),
+        ("every other element", matmul(&[8, 8], 8, strided(0, &[16, 2]), strided(0, &[8, 1]))),
+        ("one by several", matmul(&[3, 8, 8], 8, strided(0, &[0, 8, 1]), strided(0, &[64, 8, 1]))),
+        ("rows that overlap", matmul(&[8, 8], 8, strided(0, &[4, 1]), strided(0, &[8, 1]))),
+        ("a batch of batches", matmul(&[2, 3, 8, 8], 8, strided(0, &[64, 200, 8, 1]), strided(0, &[192, 64, 8, 1]))),
+        ("two types", mixed),
+    ] {
+        assert!(!is_of_library(&Case::new(name, spec, &mut choices)), "{name}");
+    }
+    // A kernel that must look first whether something went wrong looks after the library.
+    let mut case = Case::new("guarded", matmul(&[8, 8], 8, strided(0, &[8, 1]), strided(0, &[8, 1])), &mut choices);
+    case.target = Target { guarded: true, ..target() };
+    check(&[(case, false)], &[algorithm(21, 0)], 1e-6);
+}
+
+/// A batch of up to 12 rows, forward (`b × 8 · 8 × 6`) or the gradient of its weight (`8 × b · b × 6`), where nothing may be left
+/// to sum.
+#[test]
+fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
+    let Some(driver) = installed() else { return };
+    let batch = Size::symbol(Symbol(0));
+    let env = |n| Env([n, 0, 0, 0, 0, 0, 0, 0]);
+    let mut forward = matmul(&[12, 6], 8, strided(0, &[8, 1]), strided(0, &[6, 1]));
+    forward.dims[0] = batch;
+    let mut gradient = matmul(&[8, 6], 12, strided(0, &[1, 8]), strided(0, &[6, 1]));
+    let Body::Matmul(body) = &mut gradient.body else { unreachable!() };
+    body.k = batch;
+    let relu = with(gradient.clone(), vec![], vec![op(ScalarOp::Relu, 0, 0)]);
+    let biased = with(gradient.clone(), vec![typed(DType::F32, 0, &[0, 1])], vec![Inst::Load(1), op(ScalarOp::Add, 0, 1)]);
+    let cases = [("forward", forward, true), ("gradient", gradient, true), ("relu", relu, false), ("biased", biased, false)];
+    let mut choices = Choices::new(3);
+    let mut list = Vec::new();
+    for (name, spec, direct) in cases {
+        for n in [12, 7, 1, 0] {
+            let mut case = Case::bounded(format!("{name} of {n}"), spec.clone(), env(12), env(n), &mut choices);
+            // As many as at the bound: regions are planned for it.
+            case.args = Case::bounded("", spec.clone(), env(12), env(12), &mut choices).args;
+            case.target = target();
+            list.push((case, direct));
+        }
+    }
+    check(&list, &[algorithm(21, 1 << 20), algorithm(23, 1 << 20)], 1e-5);
+    // An algorithm that does not do for smaller sizes gives way to one that does.
+    let asked = driver.get("heuristics");
+    driver.fail("cublasLtMatmulAlgoCheck", 0, NOT_SUPPORTED);
+    check(&list[1..2], &[algorithm(23, 1 << 20)], 1e-5);
+    assert_eq!(driver.get("heuristics"), asked + 1);
+}
+
+#[test]
+fn a_library_that_fails_says_how_to_do_without() {
+    let Some(driver) = installed() else { return };
+    let mut choices = Choices::new(4);
+    let mut case = Case::new("product", matmul(&[8, 8], 8, strided(0, &[8, 1]), strided(0, &[8, 1])), &mut choices);
+    case.target = target();
+    let lowered = of_library(&case, algorithm(21, 0));
+    let run = || on_device(&[(&case, &lowered)]).remove(0);
+    driver.fail("cublasLtMatmul", 0, 13);
+    let error = run().expect_err("it was told to fail").to_string();
+    assert_eq!(error, "cublasLtMatmul answered CUBLAS_STATUS_EXECUTION_FAILED; SLABWISE_AUTOTUNE=0 leaves cuBLASLt out");
+    driver.set("library", 0);
+    let error = run().expect_err("there is none now").to_string();
+    assert!(error.contains("cublasLtCreate answered CUBLAS_STATUS_NOT_INITIALIZED"), "{error}");
+}
+
+/// A product that is timed.
+fn product() -> Spec {
+    matmul(&[48, 40], 64, strided(0, &[64, 1]), strided(0, &[40, 1]))
+}
+
+/// Another, for the same kernels.
+fn other_product() -> Spec {
+    matmul(&[48, 48], 64, strided(0, &[64, 1]), strided(0, &[48, 1]))
+}
+
+fn tuner(picks: Arc<Picks>) -> Tuner {
+    Tuner { ordinal: 0, limits: LIMITS, room: None, worth: 48 * 40 * 64, picks }
+}
+
+fn picks_in(folder: &tempfile::TempDir) -> Arc<Picks> {
+    Picks::at(Cache::at(folder.path().join("cache")).expect("a private folder"))
+}
+
+/// The one choice for a spec.
+fn choose(picks: Arc<Picks>, spec: &Spec) -> Choice {
+    tuner(picks).choose(&[(spec, target())], &Env::default()).remove(0)
+}
+
+/// The names of our own candidates.
+fn own(spec: &Spec) -> Vec<String> {
+    candidates(spec, &Env::default(), &target()).expect("it has sources").into_iter().map(|c| c.name).collect()
+}
+
+#[test]
+fn the_fastest_is_picked_and_ties_go_to_the_first() {
+    let Some(driver) = installed() else { return };
+    let before = driver.get("live_bytes");
+    let spec = product();
+    let names = own(&spec);
+    let pick = |costs: &[(&str, i64)]| {
+        driver.cost("", 1_000_000);
+        costs.iter().for_each(|(begins, cost)| driver.cost(begins, *cost));
+        let folder = tempfile::tempdir().expect("a folder");
+        choose(picks_in(&folder), &spec)
+    };
+    // All launches take the same: the fewest are fastest, and of those the first.
+    let single = names.iter().take(4).find(|name| !name.contains("parts")).expect("one of the first has no parts");
+    assert_eq!(pick(&[]), Choice::Own(single.clone()));
+    let kinds: Vec<&str> = names.iter().take(4).map(|name| name.split(' ').next().expect("a name")).collect();
+    assert!(kinds.iter().any(|kind| *kind != kinds[0]), "{names:?}");
+    for kind in kinds {
+        let Choice::Own(name) = pick(&[(kind, 10_000), ("gemm_parts", 1)]) else { panic!("{kind} is the fastest") };
+        assert!(name.starts_with(kind), "{name} instead of {kind}");
+    }
+    assert_eq!(pick(&[("cublaslt_21", 500_000)]), Choice::Library(algorithm(21, 0)));
+    assert_eq!(pick(&[("cublaslt_21", 990_000)]), Choice::Own(single.clone()), "that is not clearly faster");
+    // Two of the library's: the one that is faster needs a workspace, which is no more than what the product touches.
+    let wide = 48 * 40 * 3 * 4;
+    assert_eq!(pick(&[("cublaslt_21", 500_000), ("cublaslt_23", 400_000)]), Choice::Library(algorithm(23, wide)));
+    // Of all that was taken for it nothing stays.
+    assert_eq!(driver.get("live_bytes"), before);
+}
+
+#[test]
+fn a_pick_is_made_once_in_a_process_and_read_back_by_the_next() {
+    let Some(driver) = installed() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    for (spec, faster) in [(product(), Some("cublaslt_24")), (other_product(), None)] {
+        let file = || {
+            let files = std::fs::read_dir(folder.path().join("cache")).expect("a folder").flatten().map(|entry| entry.path());
+            let mut picks: Vec<_> = files.filter(|path| path.extension().is_some_and(|e| e == "pick")).collect();
+            picks.sort_by_key(|path| std::fs::metadata(path).and_then(|m| m.modified()).expect("a time"));
+            picks.pop().expect("it is kept")
+        };
+        driver.cost("", 1_000_000);
+        faster.into_iter().for_each(|name| driver.cost(name, 10_000));
+        let picks = picks_in(&folder);
+        let first = choose(picks.clone(), &spec);
+        assert_eq!(matches!(first, Choice::Library(_)), faster.is_some(), "{first:?}");
+        let run = |driver: &FakeDriver| driver.get("launches") + driver.get("products");
+        let timed = run(&driver);
+        // Other times are of no account any more.
+        driver.cost("", 1_000_000);
+        driver.cost("cublaslt_21", 1_000);
+        assert_eq!(choose(picks, &spec), first);
+        assert_eq!(run(&driver), timed, "it is known");
+        assert_eq!(choose(picks_in(&folder), &spec), first);
+        // A library's kernel is run before it is trusted: once, and once recorded.
+        assert_eq!(run(&driver) - timed, if faster.is_some() { 2 } else { 0 });
+        // What cannot be read is timed anew.
+        let whole = std::fs::read(file()).expect("an entry");
+        std::fs::write(file(), &whole[..whole.len() - 1]).expect("own folder");
+        assert_eq!(choose(picks_in(&folder), &spec), Choice::Library(algorithm(21, 0)));
+        assert_ne!(std::fs::read(file()).expect("an entry"), whole, "and kept");
+    }
+}
+
+#[test]
+fn a_library_that_is_not_there_or_fails_is_left_out() {
+    let Some(driver) = installed() else { return };
+    let spec = product();
+    let kept = |folder: &tempfile::TempDir| {
+        let files = std::fs::read_dir(folder.path().join("cache")).expect("a folder").flatten();
+        files.filter(|entry| entry.path().extension().is_some_and(|e| e == "pick")).count()
+    };
+    for (call, code, stays) in [
+        ("cublasLtCreate", 1, false),
+        ("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED, false),
+        // One of its kernels is refused when it is asked for: the others stay.
+        ("cublasLtMatmul", 13, true),
+    ] {
+        driver.cost("", 1_000_000);
+        driver.cost("cublaslt_21", 10_000);
+        let folder = tempfile::tempdir().expect("a folder");
+        driver.fail(call, 0, code);
+        let choice = choose(picks_in(&folder), &spec);
+        assert!(matches!(choice, Choice::Own(_)), "{call}: {choice:?}");
+        assert_eq!(kept(&folder), usize::from(stays), "{call}: what may work another time is tried then");
+    }
+    // What was kept and is refused now is timed anew.
+    let folder = tempfile::tempdir().expect("a folder");
+    assert_eq!(choose(picks_in(&folder), &spec), Choice::Library(algorithm(21, 0)));
+    driver.fail("cublasLtMatmulAlgoCheck", 0, NOT_SUPPORTED);
+    let launched = driver.get("launches");
+    assert_eq!(choose(picks_in(&folder), &spec), Choice::Library(algorithm(21, 0)));
+    assert!(driver.get("launches") > launched, "our own were run again");
+}
+
+#[test]
+fn without_memory_or_work_nothing_is_timed() {
+    let Some(driver) = installed() else { return };
+    driver.set("maps_pages", 0);
+    let (spec, folder) = (product(), tempfile::tempdir().expect("a folder"));
+    let picks = picks_in(&folder);
+    let needed = 4 * (48 * 40 + 40 * 64 + 48 * 64);
+    for (total, room) in [(needed, None), (64 << 20, Some(needed as u64 - 4))] {
+        driver.set("total", total);
+        let before = driver.get("live_bytes");
+        let tuner = Tuner { room, ..tuner(picks.clone()) };
+        assert_eq!(tuner.choose(&[(&spec, target())], &Env::default()), [Choice::Ranked]);
+        assert_eq!(driver.get("live_bytes"), before);
+    }
+    driver.set("total", 64 << 20);
+    let launched = driver.get("launches");
+    let small = matmul(&[48, 40], 63, strided(0, &[63, 1]), strided(0, &[40, 1]));
+    assert_eq!(choose(picks.clone(), &small), Choice::Ranked);
+    assert_eq!(driver.get("launches"), launched, "it is not worth it");
+    // What there was no room for is timed once there is.
+    assert!(matches!(choose(picks, &spec), Choice::Own(_)));
+}
+
+#[test]
+fn specs_of_one_product_are_computed_the_same_way() {
+    let Some(driver) = installed() else { return };
+    driver.cost("cublaslt_21", 10_000);
+    let plain = product();
+    let relu = with(plain.clone(), vec![], vec![op(ScalarOp::Relu, 0, 0)]);
+    let guarded = Target { guarded: true, ..target() };
+    let other = other_product();
+    let picks = Picks::at(Cache::at(tempfile::tempdir().expect("a folder").path().join("cache")).expect("a private folder"));
+    let wanted = [(&plain, target()), (&other, target()), (&relu, target()), (&plain, guarded)];
+    let choices = tuner(picks).choose(&wanted, &Env::default());
+    assert!(choices.iter().all(|choice| *choice == Choice::Library(algorithm(21, 0))), "{choices:?}");
+    // An operand by columns makes another of our own kernels of one of them: they share what both have.
+    driver.set("library", 0);
+    let mut turned = plain.clone();
+    turned.operands[0] = strided(0, &[1, 48]);
+    driver.cost("", 1_000_000);
+    let folder = tempfile::tempdir().expect("a folder");
+    let choices = tuner(picks_in(&folder)).choose(&[(&plain, target()), (&turned, target())], &Env::default());
+    let Choice::Own(name) = &choices[0] else { panic!("{choices:?}") };
+    assert_eq!(choices[0], choices[1]);
+    assert!(own(&plain).contains(name) && own(&turned).contains(name));
+}
+
+/// The order that a pick depends on is that of all targets: what tests use elsewhere has fewer multiprocessors.
+#[test]
+fn a_choice_that_does_not_fit_is_the_first() {
+    let spec = product();
+    let first = lower(&spec, &Env::default(), &TARGET).expect("it has a source");
+    for choice in [Choice::Ranked, Choice::Own("no such kernel".into())] {
+        let lowered = lower_as(&spec, &Env::default(), &TARGET, &choice).expect("it has a source");
+        assert_eq!(lowered.functions, first.functions, "{choice:?}");
+    }
+    let vector = matmul(&[1, 64], 32, strided(0, &[32, 1]), strided(0, &[64, 1]));
+    let lowered = lower_as(&vector, &Env::default(), &TARGET, &Choice::Library(algorithm(21, 0))).expect("it has a source");
+    assert!(lowered.library().is_none() && !lowered.functions.is_empty());
+}

@@ -1,0 +1,280 @@
+//! When to send and to fetch what is to be away between given reads.
+//!
+//! Which values are away is decided elsewhere; here each absence gets its steps. Forwards in time, the engine that sends takes
+//! what is complete in the order in which it is last used, computing waits only where a step needs bytes whose copy is still
+//! under way, and bytes are free from the first step on that begins after that. Backwards in time, fetching is the same: a value is needed
+//! until its read, seen from there, then its copy takes its turn on the engine, and bytes are free before the last step that
+//! begins before the copy. So nothing is sent too late or fetched too early for lack of looking, and one plan takes two walks
+//! along the schedule.
+
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// An idle stretch of a value that it is to spend on the host. Steps are positions in the schedule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Absence {
+    /// Which value.
+    pub value: u32,
+    /// The step that completes it.
+    pub made: u32,
+    /// The last step that reads it before.
+    pub used: u32,
+    /// The step that reads it next.
+    pub read: u32,
+    pub bytes: i64,
+    /// An earlier absence has left a copy on the host.
+    pub is_on_host: bool,
+}
+
+/// One value away from the device for a while. Steps are positions in the schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Transfer {
+    /// Which value: that of this step in a schedule of a graph file.
+    pub value: u32,
+    /// The step before which its copying to the host begins, unless an earlier transfer has left a copy there.
+    pub sent: u32,
+    /// The last step that reads it before.
+    pub used: u32,
+    /// From this step on its bytes are free.
+    pub gone: u32,
+    /// From this step on its bytes are taken again.
+    pub back: u32,
+    /// The step that reads it next.
+    pub read: u32,
+}
+
+/// What happens to a transfer before a step, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Event {
+    /// Copying to the host begins, or waits for its turn.
+    Send,
+    /// That copy is waited for.
+    Sent,
+    /// Bytes are taken, and fetching begins or waits for its turn.
+    Fetch,
+    /// That is waited for.
+    Fetched,
+}
+
+/// The events of transfers in the order in which they happen: the step before which each does, which it is, and of which
+/// transfer. Engines take turns in this order: sending what is used first, fetching what is read first.
+pub(crate) fn events(transfers: &[Transfer]) -> Vec<(u32, Event, u32)> {
+    let mut keyed: Vec<(u32, Event, u32, u32)> = Vec::with_capacity(4 * transfers.len());
+    for (k, t) in (0u32..).zip(transfers) {
+        keyed.extend([(t.sent, Event::Send, t.used, k), (t.gone, Event::Sent, t.used, k)]);
+        keyed.extend([(t.back, Event::Fetch, t.read, k), (t.read, Event::Fetched, t.read, k)]);
+    }
+    keyed.sort_unstable();
+    keyed.into_iter().map(|(step, event, _, k)| (step, event, k)).collect()
+}
+
+/// Plans for absences, in buffers that are used again.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Engines {
+    /// Time per byte.
+    pub link: f64,
+    sent: Vec<u32>,
+    gone: Vec<u32>,
+    back: Vec<u32>,
+    /// When the copy is over that is under way.
+    done: Vec<f64>,
+    /// Absences that have begun, seen from either end, but whose bytes are not free yet.
+    waiting: Vec<u32>,
+    by_made: Vec<u32>,
+    by_read: Vec<u32>,
+    queue: BinaryHeap<Reverse<u32>>,
+    /// By step: the bytes with what is not gone yet, and how long computing waits before it.
+    need: Vec<i64>,
+    wait: Vec<f64>,
+    /// Absences that are none: there is no time to send and to fetch.
+    pub void: Vec<u32>,
+    /// What was planned.
+    pub transfers: Vec<Transfer>,
+    /// The most that any step needs then.
+    pub peak: i64,
+}
+
+/// What never comes to an end.
+const NEVER: u32 = u32::MAX;
+
+impl Engines {
+    pub fn new(link: f64) -> Self {
+        Engines { link, ..Engines::default() }
+    }
+
+    /// Plans the absences, sorted by [`Absence::used`], of a schedule whose steps take `costs` and need `need` bytes, at most
+    /// `budget`, with all of them away; the time that takes, unless it is clear that it is more than `most`. Where `void` names
+    /// some, the others' plan is a guess.
+    pub fn plan(&mut self, costs: &[u64], need: &[i64], budget: i64, absences: &[Absence], most: f64) -> Option<f64> {
+        self.void.clear();
+        self.transfers.clear();
+        for list in [&mut self.sent, &mut self.gone, &mut self.back] {
+            list.clear();
+            list.resize(absences.len(), NEVER);
+        }
+        self.done.clear();
+        self.done.resize(absences.len(), f64::INFINITY);
+        self.send(costs, need, budget, absences, most)?;
+        self.fetch(costs, budget, absences);
+        if !self.void.is_empty() {
+            return Some(f64::INFINITY);
+        }
+        for (k, a) in absences.iter().enumerate() {
+            let Absence { value, used, read, .. } = *a;
+            self.transfers.push(Transfer { value, sent: self.sent[k].min(used + 1), used, gone: self.gone[k], back: self.back[k], read });
+        }
+        Some(self.time(costs, absences))
+    }
+
+    /// Walks forwards: when each copy to the host is issued and over, and what steps wait for.
+    fn send(&mut self, costs: &[u64], need: &[i64], budget: i64, absences: &[Absence], most: f64) -> Option<()> {
+        self.by_made.clear();
+        self.by_made.extend((0..absences.len() as u32).filter(|&k| !absences[k as usize].is_on_host));
+        self.by_made.sort_unstable_by_key(|&k| absences[k as usize].made);
+        self.queue.clear();
+        self.waiting.clear();
+        self.need.clear();
+        self.wait.clear();
+        let (mut made, mut begun) = (0, 0);
+        let (mut now, mut engine, mut held) = (0.0f64, 0.0f64, 0i64);
+        for (p, (&cost, &need)) in (0u32..).zip(costs.iter().zip(need)) {
+            let begin = now;
+            while let Some(&k) = self.by_made.get(made).filter(|&&k| absences[k as usize].made < p) {
+                self.queue.push(Reverse(k));
+                made += 1;
+            }
+            while let Some(a) = absences.get(begun).filter(|a| a.used < p) {
+                if a.is_on_host {
+                    self.gone[begun] = p;
+                } else {
+                    self.waiting.push(begun as u32);
+                    held += a.bytes;
+                }
+                begun += 1;
+            }
+            let (void, done, gone) = (&mut self.void, &self.done, &mut self.gone);
+            self.waiting.retain(|&k| {
+                let Absence { read, bytes, .. } = absences[k as usize];
+                if read == p {
+                    void.push(k);
+                } else if done[k as usize] <= now {
+                    gone[k as usize] = p;
+                } else {
+                    return true;
+                }
+                held -= bytes;
+                false
+            });
+            while need + held > budget && !self.waiting.is_empty() {
+                // What is used first is sent first, so it is over first.
+                let first = (0..self.waiting.len()).min_by(|&a, &b| {
+                    let done = |at: usize| self.done[self.waiting[at] as usize];
+                    done(a).total_cmp(&done(b)).then(self.waiting[a].cmp(&self.waiting[b]))
+                });
+                let at = first.unwrap_or(0);
+                let k = self.waiting[at] as usize;
+                if self.done[k] == f64::INFINITY {
+                    self.issue(absences, p, begin, &mut engine);
+                    continue;
+                }
+                now = now.max(self.done[k]);
+                self.gone[k] = p;
+                held -= absences[k].bytes;
+                self.waiting.swap_remove(at);
+            }
+            if now > most {
+                return None;
+            }
+            while engine < now + cost as f64 && !self.queue.is_empty() {
+                self.issue(absences, p, begin, &mut engine);
+            }
+            self.need.push(need + held);
+            self.wait.push(now - begin);
+            now += cost as f64;
+        }
+        Some(())
+    }
+
+    /// Lets the engine take the next value before step `p`, which cannot begin before `begin`.
+    fn issue(&mut self, absences: &[Absence], p: u32, begin: f64, engine: &mut f64) {
+        if let Some(Reverse(k)) = self.queue.pop() {
+            let k = k as usize;
+            *engine = engine.max(begin) + absences[k].bytes as f64 * self.link;
+            self.sent[k] = p;
+            self.done[k] = *engine;
+        }
+    }
+
+    /// Walks backwards: before which step each fetch is issued.
+    fn fetch(&mut self, costs: &[u64], budget: i64, absences: &[Absence]) {
+        self.by_read.clear();
+        self.by_read.extend((0..absences.len() as u32).filter(|&k| self.gone[k as usize] != NEVER));
+        self.by_read.sort_unstable_by_key(|&k| Reverse((absences[k as usize].read, k)));
+        self.waiting.clear();
+        // Time to the end.
+        let (mut now, mut engine, mut held) = (0.0f64, 0.0f64, 0i64);
+        let mut begun = 0;
+        self.peak = 0;
+        for p in (0..costs.len() as u32).rev() {
+            while let Some(&k) = self.by_read.get(begun).filter(|&&k| absences[k as usize].read > p) {
+                engine = engine.max(now) + absences[k as usize].bytes as f64 * self.link;
+                self.done[k as usize] = engine;
+                self.waiting.push(k);
+                held += absences[k as usize].bytes;
+                begun += 1;
+            }
+            let (void, done, gone, back) = (&mut self.void, &self.done, &self.gone, &mut self.back);
+            self.waiting.retain(|&k| {
+                if gone[k as usize] > p {
+                    void.push(k);
+                } else if done[k as usize] <= now {
+                    back[k as usize] = p + 1;
+                } else {
+                    return true;
+                }
+                held -= absences[k as usize].bytes;
+                false
+            });
+            while self.need[p as usize] + held > budget && !self.waiting.is_empty() {
+                // The engine takes its turns in order, and the list keeps it.
+                let k = self.waiting.remove(0) as usize;
+                now = now.max(self.done[k]);
+                self.back[k] = p + 1;
+                held -= absences[k].bytes;
+            }
+            self.peak = self.peak.max(self.need[p as usize] + held);
+            now += costs[p as usize] as f64 + self.wait[p as usize];
+        }
+        // What is read before anything ran.
+        self.void.append(&mut self.waiting);
+    }
+
+    /// How long the schedule takes with the transfers.
+    fn time(&mut self, costs: &[u64], absences: &[Absence]) -> f64 {
+        let mut now = 0.0f64;
+        let mut engines = [0.0f64; 2];
+        let mut next = 0;
+        for (step, event, k) in events(&self.transfers) {
+            while next < step {
+                now += costs[next as usize] as f64;
+                next += 1;
+            }
+            let a = &absences[k as usize];
+            let long = a.bytes as f64 * self.link;
+            let done = &mut self.done[k as usize];
+            match event {
+                Event::Send if a.is_on_host => *done = now,
+                Event::Send | Event::Fetch => {
+                    let engine = &mut engines[usize::from(event == Event::Fetch)];
+                    *engine = engine.max(now) + long;
+                    *done = *engine;
+                }
+                Event::Sent | Event::Fetched => now = now.max(*done),
+            }
+        }
+        costs[next as usize..].iter().fold(now, |now, &cost| now + cost as f64)
+    }
+}

@@ -1,0 +1,215 @@
+//! Sessions on a CUDA device that time products and take the fastest way, over a driver without a device whose events count the
+//! time that a test says kernels take.
+#![cfg(feature = "cuda")]
+
+use ndarray::{Array2, ArrayD};
+use slabwise::memory::MemoryConfig;
+use slabwise::optim::Sgd;
+use slabwise::prelude::*;
+use slabwise::{CompileOptions, Error};
+use slabwise_cuda::fake::FakeDriver;
+
+/// Inputs, hidden units and classes: every product with the batch is large enough to be timed.
+const SIZES: [usize; 3] = [256, 144, 144];
+const BATCH: usize = 128;
+
+/// The driver with a library, whose products take so many nanoseconds.
+fn installed(library: i64) -> Option<FakeDriver> {
+    let driver = FakeDriver::install()?;
+    driver.set("library", 1);
+    driver.cost("", 1_000_000);
+    driver.cost("cublaslt", library);
+    Some(driver)
+}
+
+/// What came of some steps of training.
+struct Trained {
+    losses: Vec<f32>,
+    weights: Vec<ArrayD<f32>>,
+    libraries: Vec<Option<String>>,
+    functions: Vec<Vec<String>>,
+}
+
+/// A perceptron with a batch of up to 128, trained by some steps.
+fn train(device: Device, batches: &[usize], options: CompileOptions) -> Result<Trained> {
+    let params = Params::seeded(5);
+    let [inputs, hidden, classes] = SIZES;
+    let normal = Init::Normal { mean: 0.0, std: 0.1 };
+    let first = params.root().param("first", (inputs as u32, hidden as u32), normal);
+    let bias = params.root().param("bias", (hidden as u32,), normal);
+    let second = params.root().param("second", (hidden as u32, classes as u32), normal);
+    let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
+    let mut session = Session::new(device, params)?.with_threads(1).with_options(options).with_memory(&config)?;
+    let trace = Trace::training();
+    let batch = Dim::bounded("batch", BATCH as u32);
+    let (x, labels) = (trace.input("x", F32, (batch, inputs as u32)), trace.input("labels", I32, (batch,)));
+    let hidden = (x.matmul(trace.param(&first)) + trace.param(&bias)).relu();
+    let loss = hidden.matmul(trace.param(&second)).cross_entropy(labels);
+    trace.minimize(loss, Sgd::new(0.1));
+    let program = session.compile(&trace, [loss])?;
+    let mut losses = Vec::new();
+    for (step, &batch) in batches.iter().enumerate() {
+        let x = Array2::from_shape_fn((batch, inputs), |(i, j)| ((i * 31 + j * 17 + step) as f32 * 0.618).sin());
+        let labels: Vec<i32> = (0..batch as i32).collect();
+        losses.push(session.run(&program, (&x, &labels))?[0].item());
+        assert_eq!(session.last_run().peak_slab_bytes, session.slab_bytes(), "the planned peak is what kernels are given");
+    }
+    let weights = session.names().map(|name| session.value(name)).collect::<Result<_>>()?;
+    let functions = program.resources().iter().map(|step| step.iter().map(|used| used.function.clone()).collect()).collect();
+    Ok(Trained { losses, weights, libraries: program.libraries(), functions })
+}
+
+fn tuned(driver: &FakeDriver, batches: &[usize]) -> Trained {
+    driver.forget_picks();
+    train(Device::Cuda(0), batches, CompileOptions::default()).expect("it trains")
+}
+
+fn assert_close(got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len());
+    for (step, (a, b)) in got.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= 1e-4 * b.abs().max(1.0), "step {step}: {a} on the device, {b} on the CPU");
+    }
+}
+
+#[test]
+fn the_library_is_taken_where_it_is_faster_and_trains_as_the_cpu_does() {
+    let Some(driver) = installed(10_000) else { return };
+    // Sizes change and come back: a graph is recorded for each.
+    let batches = [128, 128, 77, 128, 1];
+    let expected = train(Device::Cpu, &batches, CompileOptions::default()).expect("it trains");
+    assert!(expected.libraries.iter().all(Option::is_none));
+    let got = tuned(&driver, &batches);
+    assert_close(&got.losses, &expected.losses);
+    let multiplied = got.libraries.iter().flatten().count();
+    assert_eq!(multiplied, 5, "two products forward and three back: {:?}", got.libraries);
+    assert!(got.libraries.iter().flatten().all(|name| name == "cuBLASLt algorithm 21"), "{:?}", got.libraries);
+    // The same again, and by the other algorithm of the library's, in parts that lie in the slab.
+    let again = tuned(&driver, &batches);
+    assert_eq!((again.losses, again.weights), (got.losses, got.weights), "the same bits");
+    driver.cost("cublaslt_23", 1_000);
+    let parts = tuned(&driver, &batches);
+    assert!(parts.libraries.iter().flatten().any(|name| name == "cuBLASLt algorithm 23"), "{:?}", parts.libraries);
+    assert_close(&parts.losses, &expected.losses);
+    let again = tuned(&driver, &batches);
+    assert_eq!((again.losses, again.weights), (parts.losses, parts.weights), "the same bits");
+}
+
+#[test]
+fn our_own_kernels_are_taken_where_they_are_faster() {
+    let Some(driver) = installed(100_000_000) else { return };
+    let expected = train(Device::Cpu, &[128, 50], CompileOptions::default()).expect("it trains");
+    let got = tuned(&driver, &[128, 50]);
+    assert_close(&got.losses, &expected.losses);
+    assert!(got.libraries.iter().all(Option::is_none), "{:?}", got.libraries);
+    // Kernels in parts take two launches here, and lose.
+    assert!(!got.functions.iter().flatten().any(|name| name.starts_with("gemm_parts")), "{:?}", got.functions);
+    // Another time is of no account in the process: the same program becomes the same kernels.
+    driver.cost("cublaslt", 1_000);
+    let again = train(Device::Cuda(0), &[128, 50], CompileOptions::default()).expect("it trains");
+    assert_eq!((again.functions, again.weights), (got.functions, got.weights));
+}
+
+#[test]
+fn without_timing_the_first_ranked_are_taken() {
+    let Some(driver) = installed(1_000) else { return };
+    driver.forget_picks();
+    let untuned = CompileOptions { untuned: true, ..CompileOptions::default() };
+    let events = driver.get("products");
+    let first = train(Device::Cuda(0), &[128], untuned).expect("it trains");
+    assert!(first.libraries.iter().all(Option::is_none) && driver.get("products") == events);
+    // Nothing else makes it so: neither what is known nor what is faster.
+    assert!(tuned(&driver, &[128]).libraries.iter().any(Option::is_some));
+    let again = train(Device::Cuda(0), &[128], untuned).expect("it trains");
+    assert_eq!((again.functions, again.weights), (first.functions, first.weights));
+}
+
+#[test]
+fn workspaces_of_the_library_are_planned_and_a_step_allocates_nothing() {
+    let Some(driver) = installed(1_000_000_000) else { return };
+    driver.set("maps_pages", 0);
+    driver.cost("cublaslt_23", 1_000);
+    driver.forget_picks();
+    let before = driver.get("live_bytes");
+    let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
+    let mut session = Session::new(Device::Cuda(0), Params::seeded(0)).and_then(|s| s.with_memory(&config)).expect("a session");
+    let trace = Trace::inference();
+    let (a, b) = (trace.input("a", F32, (128, 256)), trace.input("b", F32, (256, 136)));
+    let program = session.compile(&trace, [a.matmul(b)]).expect("it compiles");
+    assert_eq!(program.libraries(), [Some("cuBLASLt algorithm 23".to_string())]);
+    let workspace = 3 * 4 * 128 * 136;
+    let slab = session.slab_bytes();
+    assert!(slab >= 4 * (128 * 256 + 256 * 136 + 128 * 136) + workspace, "{slab} bytes");
+    // The slab, and the sizes of a run: of what was taken for timing nothing stays.
+    assert_eq!(driver.get("live_bytes") - before, slab.next_multiple_of(256) as i64 + 256);
+    let (a, b) = (Array2::<f32>::ones((128, 256)), Array2::<f32>::from_elem((256, 136), 0.5));
+    let mut allocated = 0;
+    for step in 0..5 {
+        let products = driver.get("products");
+        let [c] = session.run(&program, (&a, &b)).expect("a run");
+        assert!(c.view::<f32>().expect("f32").iter().all(|x| *x == 128.0));
+        assert_eq!(driver.get("products") - products, 1);
+        assert!(step < 2 || driver.get("allocations") == allocated, "step {step}");
+        allocated = driver.get("allocations");
+    }
+    assert_eq!(session.last_run().peak_slab_bytes, slab);
+}
+
+#[test]
+fn a_budget_holds_for_timing_too() {
+    let Some(driver) = installed(1_000) else { return };
+    driver.set("maps_pages", 0);
+    driver.forget_picks();
+    let compile = |budget: u64| {
+        let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
+        let session = Session::new(Device::Cuda(0), Params::seeded(0)).and_then(|s| s.with_memory(&config)).expect("a session");
+        let mut session = session.with_budget(Bytes(budget));
+        let trace = Trace::inference();
+        let (a, b) = (trace.input("a", F32, (128, 256)), trace.input("b", F32, (256, 152)));
+        session.compile(&trace, [a.matmul(b)]).expect("it compiles").libraries()
+    };
+    let touched = 4 * (128 * 256 + 256 * 152 + 128 * 152);
+    // Enough for the product, and not for the workspaces of everything that would be timed.
+    assert_eq!(compile(touched), [None]);
+    assert!(compile(16 * touched)[0].is_some());
+}
+
+#[test]
+fn a_library_that_fails_in_a_run_says_how_to_do_without() {
+    let Some(driver) = installed(1_000) else { return };
+    driver.forget_picks();
+    let mut session = Session::new(Device::Cuda(0), Params::seeded(0)).expect("a session");
+    let trace = Trace::inference();
+    let (a, b) = (trace.input("a", F32, (128, 256)), trace.input("b", F32, (256, 160)));
+    let program = session.compile(&trace, [a.matmul(b)]).expect("it compiles");
+    let (a, b) = (Array2::<f32>::ones((128, 256)), Array2::<f32>::ones((256, 160)));
+    driver.fail("cublasLtMatmul", 0, 13);
+    let error = session.run(&program, (&a, &b)).map(|_| ()).expect_err("it was told to fail");
+    assert!(matches!(error, Error::Device { .. }), "{error}");
+    for part in ["cuda:0", "cublasLtMatmul answered CUBLAS_STATUS_EXECUTION_FAILED", "SLABWISE_AUTOTUNE=0"] {
+        assert!(error.to_string().contains(part), "{part:?} is not in: {error}");
+    }
+    let [c] = session.run(&program, (&a, &b)).expect("it failed once");
+    assert!(c.view::<f32>().expect("f32").iter().all(|x| *x == 256.0));
+}
+
+#[cfg(feature = "cli")]
+#[test]
+fn the_command_line_says_what_computes_each_kernel() {
+    let Some(_driver) = installed(1_000) else { return };
+    let (driver, functions) = slabwise_cuda::fake::build().expect("it was built before");
+    let said = |autotune: &str, library: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slabwise"));
+        command.args("plan mlp --batch 4 --device cuda:0 --kernels".split(' '));
+        command.env("SLABWISE_LIBCUDA", &driver).env("SLABWISE_EMULATED", &functions).env("SLABWISE_PREALLOCATE", "0");
+        let output = command.env("SLABWISE_AUTOTUNE", autotune).env("SLABWISE_LIBCUBLASLT", library).output().expect("it starts");
+        let [text, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        if output.status.success() { Ok(text) } else { Err(errors) }
+    };
+    let library = slabwise_cuda::fake::build_cublaslt().expect("it was built before");
+    for (autotune, library) in [("0", library.to_str().expect("a path of text")), ("1", "/nowhere/libcublasLt.so")] {
+        let kernels = said(autotune, library).unwrap_or_else(|e| panic!("{e}"));
+        assert!(kernels.contains(" gemm_") && kernels.contains(" registers, 0 bytes spilled, "), "{kernels}");
+    }
+    let error = said("yes", "/nowhere").expect_err("it is no number");
+    assert!(error.contains("SLABWISE_AUTOTUNE is \"yes\"; it is 0 or 1"), "{error}");
+}

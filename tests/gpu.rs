@@ -1,0 +1,59 @@
+//! Sessions on a GPU, where there is one: what the emulator and a driver without a device cannot tell. Kernel by kernel, the tests
+//! of `slabwise-cuda` do the same. Without a GPU these say so and pass.
+#![cfg(feature = "cuda")]
+
+use slabwise::models::{Model, OptimizerKind};
+use slabwise::prelude::*;
+
+/// The first device, or `None` where there is none, which is said.
+fn gpu() -> Option<Device> {
+    Device::cuda(0).inspect_err(|why| eprintln!("not run on a GPU: {why}")).ok()
+}
+
+/// The losses of some steps.
+fn losses(device: Device, model: Model, batch: u32, steps: u64) -> Vec<f32> {
+    let params = Params::seeded(1);
+    let network = model.build(&params);
+    let mut session = Session::new(device, params).expect("a session");
+    let train = network.training(&mut session, Dim::bounded("batch", batch), OptimizerKind::Adam).expect("it compiles");
+    let losses = (0..steps)
+        .map(|step| {
+            // A smaller batch now and then: another graph is recorded, or found again.
+            let (images, labels) = model.batch(if step % 10 == 9 { batch as usize / 2 } else { batch as usize }, step);
+            session.run(&train, (&images, &labels)).expect("a step")[0].item()
+        })
+        .collect();
+    assert_eq!(session.last_run().peak_slab_bytes, session.slab_bytes(), "the planned peak is what kernels are given");
+    losses
+}
+
+/// Losses drift apart as roundings do: the first steps are compared as closely as single kernels are, the others as curves.
+fn assert_same_curve(model: Model, batch: u32, steps: u64) {
+    let Some(device) = gpu() else { return };
+    let (expected, got) = (losses(Device::Cpu, model, batch, steps), losses(device, model, batch, steps));
+    for (step, (a, b)) in got.iter().zip(&expected).enumerate() {
+        let tolerance = if step < 3 { 1e-4 } else { 2e-2 };
+        assert!((a - b).abs() <= tolerance * b.abs().max(1.0), "{model}, step {step}: {a} on the GPU, {b} on the CPU");
+    }
+    assert_eq!(got, losses(device, model, batch, steps), "{model}: the same seed gives the same bits");
+}
+
+#[test]
+fn a_perceptron_learns_as_on_the_cpu() {
+    assert_same_curve(Model::Mlp, 64, 100);
+}
+
+#[test]
+fn a_convolution_network_learns_as_on_the_cpu() {
+    assert_same_curve(Model::Cnn, 64, 100);
+}
+
+#[test]
+fn a_residual_network_learns_as_on_the_cpu() {
+    assert_same_curve(Model::ResNet20, 16, 10);
+}
+
+#[test]
+fn a_transformer_learns_as_on_the_cpu() {
+    assert_same_curve(Model::Gpt(slabwise::models::Gpt::SMALL), 2, 5);
+}
