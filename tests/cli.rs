@@ -216,6 +216,22 @@ fn the_speed_of_a_link_is_more_than_none() {
     }
 }
 
+/// What does not fit waits on the host meanwhile: the plan says what and when, and a run keeps to it.
+#[test]
+fn a_link_keeps_a_budget_by_sending_values_to_the_host() {
+    let small = "plan gpt:layers=4,width=64,length=64 --batch 2";
+    let (all, sent) = (json(small), json(&format!("{small} --budget 85% --offload 100GB/s")));
+    let bytes = |plan: &Value, key: &str| plan[key].as_u64().expect("bytes");
+    assert!(bytes(&sent, "slab_bytes") * 100 <= bytes(&all, "slab_bytes") * 85 && bytes(&sent, "host_bytes") > 0, "{sent}");
+    let list = sent["offloaded"].as_array().expect("a list");
+    assert!(!list.is_empty() && sent["overhead_pct"].as_f64().is_some(), "{sent}");
+    list.iter().for_each(|one| assert_keys(one, "buffer bytes after before steps copying_s computing_s"));
+    assert!(list.iter().map(|one| bytes(one, "bytes")).sum::<u64>() >= bytes(&sent, "host_bytes"), "{sent}");
+    let run = json("bench mlp --batch 512 --budget 80% --offload 100GB/s --steps 2");
+    assert!(bytes(&run, "host_bytes") > 0 && run["peak_measured_bytes"] == run["slab_bytes"], "{run}");
+    assert!(text("plan mlp --batch 512 --budget 80% --offload 100GB/s").contains("  host "));
+}
+
 #[test]
 fn bench_times_steps() {
     let bench = json("bench mlp --batch 8 --optimizer adamw --steps 3 --threads 1");

@@ -47,4 +47,4 @@ pub use liveness::Lifetime;
 pub use offload::{BufferCopy, Link, Offloaded, Trip, WithLink, Work, plan_with_link};
 pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};
 pub use plan::{Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place};
-pub use repeat::{Repeated, Within, plan_within};
+pub use repeat::{Repeated, Within, plan_for, plan_within};

@@ -137,7 +137,7 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
     // The largest target whose slab kept the budget, the smallest whose slab did not.
     let (mut met, mut missed) = (None::<u64>, largest);
     for _ in 0..TARGETS {
-        let Some(found) = best_at(dag, &search, target, options)? else { break };
+        let Some(found) = best_at(dag, &search, target, budget, options)? else { break };
         let height = found.plan.height;
         if height <= budget {
             met = met.max(Some(target));
@@ -150,7 +150,8 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
             Some(met) => met.saturating_add((missed.saturating_sub(met) / 2).min(budget.saturating_sub(height).max(met / 64))),
             None => target.saturating_sub((height - budget).max(target / 64)),
         };
-        if next == target || met.is_some_and(|met| missed.saturating_sub(met) <= largest / 64) {
+        let close = height <= budget && budget - height <= budget / 64;
+        if close || next == target || met.is_some_and(|met| missed.saturating_sub(met) <= largest / 64) {
             break;
         }
         target = next;
@@ -160,7 +161,7 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
         if best.plan.height <= budget {
             break;
         }
-        if let Some(found) = best_at(dag, &search, (largest as f64 * share) as u64 / 8 * eighths, options)? {
+        if let Some(found) = best_at(dag, &search, (largest as f64 * share) as u64 / 8 * eighths, budget, options)? {
             best = best.or(found, budget);
         }
     }
@@ -168,11 +169,23 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
 }
 
 /// The schedule that the search finds for a target, and its plan.
-fn best_at(dag: &Dag, search: &DagSearch, target: u64, options: &Options) -> Result<Option<Attempt>, PlanError> {
+fn best_at(dag: &Dag, search: &DagSearch, target: u64, budget: u64, options: &Options) -> Result<Option<Attempt>, PlanError> {
     // A schedule that does other work is none: the checker's word counts, not the search's.
     let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &search.find(target))) else { return Ok(None) };
-    let plan = plan(&repeated.dag, options)?;
+    let plan = plan_for(&repeated.dag, budget, options)?;
     Ok(Some(Attempt { repeated, plan }))
+}
+
+/// The part of the effort that a plan gets at first.
+const QUICKLY: u64 = 16;
+
+/// A plan of which only counts whether it keeps a budget: most of the effort is spent where packing decides that.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_for(dag: &Dag, budget: u64, options: &Options) -> Result<Plan, PlanError> {
+    let quick = plan(dag, &Options { effort: options.effort / QUICKLY, ..*options })?;
+    if quick.height <= budget || quick.lower_bound > budget { Ok(quick) } else { plan(dag, options) }
 }
 
 struct Attempt {

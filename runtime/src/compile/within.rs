@@ -1,19 +1,25 @@
 //! A program within a budget: kernels run again, or taken apart first, or values sent to the host, whichever costs less. Where
 //! none of these is enough, kernels run on slices of the batch.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use slabwise_planner::{Bytes, Dag, Link, Plan, Task, Trip, WithLink, plan, plan_with_link, plan_within};
+use slabwise_planner::{self as planner, Bytes, Dag, Link, Options, Plan, Trip, WithLink, plan, plan_for, plan_with_link, plan_within};
 
+use crate::backend::Target;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::memory::offload::Offload;
-use crate::passes::{Scheduled, UNITS_PER_SECOND, schedule, slices_within, time, unfuse};
+use crate::passes::{Scheduled, Task, UNITS_PER_SECOND, alias, rejoin, schedule, slices_within, time, unfuse};
 use crate::plan::{Again, InSlices, Sent};
 use crate::session::Session;
 
-/// Kernels that touch more than the room divided by these are taken apart, to see whether that costs less than other ways.
-const PARTS: [u64; 2] = [1, 2];
+/// A first look at each way takes this part of the effort.
+const GLANCE: u64 = 16;
+
+/// Of ways that did not fit at a glance, so many are searched more closely, each with this part of the effort.
+const CLOSELY: usize = 2;
+const UNFIT: u64 = 4;
 
 /// So little more time that taking kernels apart would not pay.
 const LITTLE: f64 = 0.02;
@@ -30,35 +36,37 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
     let internal = |e: String| Error::Internal(e);
     let (options, target) = (&session.options.planner, &session.target_of(graph));
     let (once, base) = (all.1.height, time(&all.0.dag));
-    let (whole, touched) = (all.0.clone(), touched(&all.0.dag));
-    let mut candidates = vec![all];
-    for parts in PARTS {
-        let chosen: Vec<bool> = touched.iter().map(|&bytes| bytes > room / parts).collect();
-        let apart = unfuse(graph, &candidates[0].0.tasks, &chosen);
-        if candidates.iter().all(|(other, _)| apart.len() > other.tasks.len()) {
-            let scheduled = schedule(graph, apart, target, guard).map_err(internal)?;
-            let offsets = plan(&scheduled.dag, options).map_err(|e| internal(e.to_string()))?;
-            candidates.push((scheduled, offsets));
-        }
-    }
-    let mut best: Option<Fitted> = None;
-    let mut floor = u64::MAX;
-    for (scheduled, offsets) in candidates {
-        let found = match session.offload {
-            Some(offload) => plan_with_link(&scheduled.dag, offsets, room, &link(offload), options),
-            None => plan_within(&scheduled.dag, offsets, room, options).map(|found| WithLink::without_copies(&scheduled.dag, found)),
-        };
-        let found = found.map_err(|e| internal(e.to_string()))?;
-        floor = floor.min(found.floor);
-        let again = Again { once, overhead: found.time.max(1.0) / base - 1.0, ..Again::default() };
-        let fitted = Fitted::new(scheduled, found, again);
-        // Within the budget first, then cheaper, then smaller.
-        let rank = |f: &Fitted| (f.offsets.height.max(room), f.again.overhead, f.offsets.height);
-        if best.as_ref().is_none_or(|best| rank(&fitted) < rank(best)) {
-            best = Some(fitted);
-        }
-        if best.as_ref().is_some_and(|best| best.offsets.height <= room && best.again.overhead <= LITTLE) {
+    let fit = Fit { graph, room, session, target, once, base };
+    let glance = Options { effort: options.effort / GLANCE, ..*options };
+    let mut tried = vec![(fit.fit(&all, &glance)?, all)];
+    for tasks in other_ways(graph, &tried[0].1.0, room) {
+        // Who names one value once has fewer values in memory, and maybe fewer kernels; who takes kernels apart has more.
+        if tried.iter().any(|(best, _)| best.offsets.height <= room && best.again.overhead <= LITTLE) {
             break;
+        }
+        let scheduled = schedule(graph, tasks, target, guard).map_err(internal)?;
+        // A kernel that makes something on both ways may come before and behind another, if that takes its value by the first name.
+        let Ok(offsets) = plan(&scheduled.dag, &glance) else { continue };
+        let way = (scheduled, offsets);
+        tried.push((fit.fit(&way, &glance)?, way));
+    }
+    let whole = tried[0].1.0.clone();
+    let floor = tried.iter().map(|(fitted, _)| fitted.again.floor).min().unwrap_or(0);
+    // The best at a glance is searched more closely; of what did not fit, more than one.
+    tried.sort_by(|(a, _), (b, _)| fit.rank(a).partial_cmp(&fit.rank(b)).unwrap_or(Ordering::Equal));
+    let mut best: Option<Fitted> = None;
+    for (fitted, way) in tried.into_iter().take(CLOSELY) {
+        if best.as_ref().is_some_and(|best| best.offsets.height <= room) {
+            break;
+        }
+        let fits = fitted.offsets.height <= room;
+        let effort = if fits { options.effort } else { options.effort / UNFIT };
+        let enough = if fits { fitted.again.overhead <= LITTLE } else { floor > room };
+        let closely = if enough { None } else { Some(fit.fit(&way, &Options { effort, ..*options })?) };
+        for fitted in [Some(fitted), closely].into_iter().flatten() {
+            if best.as_ref().is_none_or(|best| fit.rank(&fitted) < fit.rank(best)) {
+                best = Some(fitted);
+            }
         }
     }
     let mut best = best.ok_or_else(|| internal("no plan".into()))?;
@@ -74,6 +82,73 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
         }
     }
     Ok(best)
+}
+
+/// Other kernels for the same program, that have less in memory at once: each value under one name, all of it made apart; and only
+/// those kernels taken apart that touch more than there is room for.
+fn other_ways(graph: &Graph, all: &Scheduled, room: u64) -> Vec<Vec<Task>> {
+    let touched = touched(&all.dag);
+    let apart = unfuse(graph, &all.tasks, &vec![true; all.tasks.len()]);
+    let mut ways = vec![alias(graph, &apart)];
+    let chosen: Vec<bool> = touched.iter().map(|&bytes| bytes > room).collect();
+    ways.push(unfuse(graph, &all.tasks, &chosen));
+    // Only values that were made again are named anew or get kernels of their own.
+    let stores = |tasks: &[Task]| tasks.iter().map(|task| task.spec.stores.len()).sum::<usize>();
+    let count = |tasks: &[Task]| (tasks.len(), stores(tasks));
+    let mut known = vec![count(&all.tasks)];
+    ways.retain(|tasks| {
+        !known.contains(&count(tasks)) && {
+            known.push(count(tasks));
+            true
+        }
+    });
+    ways
+}
+
+/// What a program is fitted into.
+struct Fit<'a> {
+    graph: &'a Graph,
+    room: u64,
+    session: &'a Session,
+    target: &'a Target,
+    /// The slab and the modelled time of a program that runs everything once.
+    once: u64,
+    base: f64,
+}
+
+impl Fit<'_> {
+    /// Within the budget first, then cheaper, then smaller.
+    fn rank(&self, fitted: &Fitted) -> (u64, f64, u64) {
+        (fitted.offsets.height.max(self.room), fitted.again.overhead, fitted.offsets.height)
+    }
+
+    /// The best that is found for some kernels with this effort.
+    fn fit(&self, (scheduled, once): &(Scheduled, Plan), options: &Options) -> Result<Fitted> {
+        let internal = |e: String| Error::Internal(e);
+        let found = match self.session.offload {
+            Some(offload) => plan_with_link(&scheduled.dag, once.clone(), self.room, &link(offload), options),
+            None => {
+                let found = plan_within(&scheduled.dag, once.clone(), self.room, options);
+                found.map(|found| WithLink::without_copies(&scheduled.dag, found))
+            }
+        };
+        let found = found.map_err(|e| internal(e.to_string()))?;
+        let again = Again { once: self.once, overhead: found.time.max(1.0) / self.base - 1.0, floor: found.floor, ..Again::default() };
+        let mut fitted = Fitted::new(scheduled.clone(), found, again);
+        if !fitted.again.sent.is_empty() {
+            return Ok(fitted);
+        }
+        let (planned, again) = ((&fitted.scheduled, &fitted.offsets), &fitted.again.tasks);
+        if let Some((scheduled, tasks)) = rejoin(self.graph, planned, again, self.room, self.target).map_err(internal)? {
+            let offsets = plan_for(&scheduled.dag, self.room, options).map_err(|e| internal(e.to_string()))?;
+            let overhead = time(&scheduled.dag) / self.base - 1.0;
+            let joined = Fitted { scheduled, offsets, again: Again { tasks, overhead, ..fitted.again.clone() } };
+            if self.rank(&joined) < self.rank(&fitted) {
+                fitted = joined;
+            }
+        }
+        Ok(fitted)
+    }
 }
 
 impl Fitted {
@@ -114,7 +189,7 @@ impl Sent {
 
 /// The bytes that each task needs by itself.
 fn touched(dag: &Dag) -> Vec<u64> {
-    let bytes = |task: &Task| {
+    let bytes = |task: &planner::Task| {
         let buffers: BTreeSet<_> = task.reads.iter().chain(&task.writes).collect();
         buffers.iter().map(|b| dag.buffers[b.index()].occupied()).sum::<u64>() + task.workspace_occupied()
     };

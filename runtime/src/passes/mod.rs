@@ -1,11 +1,13 @@
 //! The way of a program from graph to kernels. Each stage is a type, so none can be left out or run out of order:
 //! `Graph` → [`autodiff`] → [`mod@simplify`] → [`fn@remake`] → [`legalise`] → [`Clusters`] → [`Task`]s → [`Scheduled`] → plan → check → program.
 
+mod alias;
 pub mod autodiff;
 mod cost;
 mod fuse;
 mod layout;
 mod lower;
+mod rejoin;
 mod remake;
 mod rerun;
 mod schedule;
@@ -16,10 +18,12 @@ mod stores;
 mod unfuse;
 mod update;
 
+pub(crate) use alias::alias;
 pub(crate) use cost::UNITS_PER_SECOND;
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
 pub use layout::legalise;
 pub use lower::{Arg, Task, lower};
+pub(crate) use rejoin::rejoin;
 pub use remake::{REMADE_MIN, remake};
 pub use schedule::{Scheduled, schedule};
 pub use simplify::{Simplify, simplify};

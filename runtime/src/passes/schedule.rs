@@ -32,7 +32,7 @@ pub struct Scheduled {
     /// What of a task runs again, where that is not all of it: the task and its kernel.
     pub(super) reruns: HashMap<TaskId, (Task, Arc<Kernel>)>,
     /// For each task of the dag, what it does, where some are copies.
-    work: Option<Vec<Work>>,
+    pub(super) work: Option<Vec<Work>>,
     /// The copies, in the order they start.
     pub copies: Vec<BufferCopy>,
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use slabwise_planner::{Buffer, BufferId, Dag, Options, Plan, Repeated, plan, plan_within};
+use slabwise_planner::{Buffer, BufferId, Dag, Options, Plan, Repeated, plan_for, plan_within};
 
 use super::Cuttable;
 use crate::backend::Target;
@@ -17,6 +17,8 @@ const MOST_TASKS: usize = 2000;
 const SHARES: [u64; 4] = [1, 4, 16, u64::MAX];
 /// Programs that were almost small enough, in which kernels of slices may run again.
 const TRIED_AGAIN: usize = 2;
+/// The part of the effort that the search for what runs again takes: there are many slices, of little cost each.
+const AGAIN: u64 = 8;
 
 /// A program in slices, planned.
 pub struct Found {
@@ -84,7 +86,7 @@ pub fn slices_within(
                 continue;
             }
             sizes = count;
-            let plan = plan(&cut.dag, options).map_err(|e| e.to_string())?;
+            let plan = plan_for(&cut.dag, room, options).map_err(|e| e.to_string())?;
             let found = Found { floor, again: Vec::new(), plan, scheduled: cut };
             if found.plan.height <= room {
                 // More slices take more time.
@@ -102,6 +104,7 @@ pub fn slices_within(
         return Ok(Some(best));
     }
     tight.sort_by_key(|found| found.plan.height);
+    let options = &Options { effort: options.effort / AGAIN, ..*options };
     for found in tight.into_iter().take(TRIED_AGAIN) {
         let found = again(found, room, options)?;
         best = Some(match best.take() {
