@@ -69,8 +69,8 @@ fn steps_with_batches_ahead_are_those_without() {
         assert_eq!((program.plan().slab_bytes(), program.plan().persistent().ahead), (alone + ahead, ahead), "{slots} slots");
         let arenas = [session.persistent_bytes(), session.slab_bytes(), ahead].map(|bytes| bytes.next_multiple_of(256));
         assert_eq!((driver.get("live_bytes") - live) as u64, arenas.iter().sum::<u64>() + 2 * 256, "{slots} slots");
-        // Two sets for what is not sent ahead, with the sizes of a run; a word for faults; the slots.
-        let staging = 2 * (INPUTS + 32) + 8;
+        // Two sets for what is not sent ahead, with the sizes of a run; two words for faults; the slots.
+        let staging = 2 * (INPUTS + 32) + 16;
         assert_eq!((driver.get("pinned_bytes") - pinned) as u64, staging + ahead, "{slots} slots");
         let mut data = batches(&lengths).into_iter();
         // Half of the steps with nobody looking at what they give: only the last losses are read.
