@@ -119,7 +119,7 @@ const TARGETS: usize = 10;
 /// which nothing does, is larger: the plan that costs least of those found, or the smallest if none keeps the budget.
 /// Deterministic.
 ///
-/// What searching minimises is the sum of what is live, results of one task together and nothing in place; what counts is
+/// What searching minimises is the sum of what is live, results of one task together and in place what was so once; what counts is
 /// the slab. So targets for the sum are tried until the slab comes close below the budget.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::dag::{BufferId, Dag, Task};
+use crate::dag::{Dag, Task, TaskId};
 use crate::relations::Relations;
 use crate::remat_graph::RematGraph;
 
@@ -114,7 +114,10 @@ impl Network {
     ///
     /// A computation makes what its task is the first to write, one value for all that the same tasks read. What several tasks write
     /// in turn, and what is handed out, is made once.
-    pub fn of_dag(dag: &Dag) -> Network {
+    ///
+    /// `order` runs everything once: what a task is the last of it to touch, it may write over. With repeats another may be the
+    /// last; whether a schedule keeps a budget is for its plan to say.
+    pub fn of_dag(dag: &Dag, order: &[TaskId]) -> Network {
         let relations = Relations::new(dag);
         let task = |task: &Task| Computation {
             once: !task.repeatable,
@@ -160,12 +163,15 @@ impl Network {
         let mut pairs = dag.may_reuse.clone();
         pairs.sort_unstable_by_key(|pair| (pair.task, std::cmp::Reverse(dag.buffers[pair.to.index()].occupied()), *pair));
         let mut taken = HashSet::new();
+        let mut place = vec![0; dag.tasks.len()];
+        (0u32..).zip(order).for_each(|(at, task)| place[task.index()] = at);
         for pair in pairs {
-            let alone = relations.users.row(pair.from.index()).iter().all(|&user| user == pair.task.0 || writes(dag, user, pair.from));
+            let users = relations.users.row(pair.from.index());
+            let last = users.iter().max_by_key(|&&user| place[user as usize]) == Some(&pair.task.0);
             // What is written over is gone: another run would have to make it again first.
             let first = relations.writers.row(pair.to.index()).first() == Some(&pair.task.0);
             let free = !taken.contains(&(pair.task, pair.from)) && !taken.contains(&(pair.task, pair.to));
-            if alone && first && free && !dag.buffers[pair.from.index()].live_in {
+            if last && first && free && !dag.buffers[pair.from.index()].live_in {
                 taken.extend([(pair.task, pair.from), (pair.task, pair.to)]);
                 computations[pair.task.index()].in_place += dag.buffers[pair.to.index()].occupied();
             }
@@ -259,9 +265,4 @@ impl Network {
     pub fn sink(&self) -> u32 {
         self.sink
     }
-}
-
-/// Whether a task writes a buffer.
-fn writes(dag: &Dag, task: u32, buffer: BufferId) -> bool {
-    dag.tasks[task as usize].writes.contains(&buffer)
 }

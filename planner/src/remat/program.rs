@@ -34,13 +34,13 @@ impl DagSearch {
         if bytes.sum::<u128>() >= 1 << 62 {
             return None;
         }
-        let net = Network::of_dag(dag);
+        let candidates = candidates(dag, OrderPolicy::MinPeak, false, Sizes::Occupied);
+        let net = Network::of_dag(dag, candidates.first().map_or(&[], |(_, order)| order));
         let ranked = |(_, order): (_, Vec<TaskId>)| {
             let order: Vec<u32> = order.iter().map(|task| task.0).chain([net.sink()]).collect();
             (Tape::new(&net, &order).peak(), order)
         };
-        let mut orders: Vec<(i64, Vec<u32>)> =
-            candidates(dag, OrderPolicy::MinPeak, false, Sizes::Occupied).into_iter().map(ranked).collect();
+        let mut orders: Vec<(i64, Vec<u32>)> = candidates.into_iter().map(ranked).collect();
         orders.sort();
         orders.dedup();
         orders.truncate(3);
