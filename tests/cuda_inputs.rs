@@ -3,28 +3,20 @@
 
 mod support;
 
-use ndarray::{Array1, Array2, Axis, Slice};
+use ndarray::{Array1, Array2};
 use slabwise::memory::MemoryConfig;
-use slabwise::nn::Linear;
-use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use slabwise_cuda::fake::FakeDriver;
-use support::networks::{WIDTH, examples};
+use support::networks::{WIDTH, batches, dense, trained_in_batches, weights};
 
 const BATCH: usize = 64;
-type Batch = (Array2<f32>, Array1<i32>);
 
 /// A session with slots, and a program that trains a small network.
 fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
     let params = Params::seeded(3);
-    let layers: Vec<Linear> = (0..3).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    let layers = dense(&params, 3);
     let mut session = bare(params).with_prefetch(slots).with_budget(budget);
-    let trace = Trace::training();
-    let batch = Dim::bounded("batch", BATCH as u32);
-    let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
-    let loss = layers.iter().fold(x, |x, layer| x.apply(layer).tanh()).cross_entropy(labels);
-    trace.minimize(loss, Adam::new(1e-2));
-    let program = session.compile(&trace, [loss])?;
+    let program = trained_in_batches(&mut session, &layers, BATCH)?;
     Ok((session, program))
 }
 
@@ -32,20 +24,6 @@ fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
 fn bare(params: Params) -> Session {
     let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
     Session::new(Device::Cuda(0), params).expect("it is there").with_memory(&config).expect("settings that make sense")
-}
-
-/// Batches of these lengths, no two alike.
-fn batches(lengths: &[usize]) -> Vec<Batch> {
-    let (x, labels) = examples(BATCH);
-    let part = |(step, &length): (usize, &usize)| {
-        let rows = Slice::from(BATCH - length..);
-        (x.slice_axis(Axis(0), rows).map(|v| v + step as f32 / 8.0), labels.slice_axis(Axis(0), rows).to_owned())
-    };
-    lengths.iter().enumerate().map(part).collect()
-}
-
-fn weights(session: &Session) -> Vec<Vec<u32>> {
-    session.names().map(|name| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect()).collect()
 }
 
 const INPUTS: u64 = (BATCH * WIDTH * 4 + BATCH * 4) as u64;
@@ -58,7 +36,7 @@ fn steps_with_batches_ahead_are_those_without() {
     let (mut session, program) = open(1, Budget::Unlimited).expect("it compiles");
     let alone = program.plan().slab_bytes();
     let expected: Vec<u32> =
-        batches(&lengths).into_iter().map(|batch| session.run(&program, batch).expect("a step")[0].item().to_bits()).collect();
+        batches(BATCH, &lengths).into_iter().map(|batch| session.run(&program, batch).expect("a step")[0].item().to_bits()).collect();
     let trained = weights(&session);
     drop((session, program));
     for (eager, slots) in [(0, 1), (0, 2), (1, 2), (0, 4), (1, 4)] {
@@ -72,7 +50,7 @@ fn steps_with_batches_ahead_are_those_without() {
         // Two sets for what is not sent ahead, with the sizes of a run; two words for faults; the slots.
         let staging = 2 * (INPUTS + 32) + 16;
         assert_eq!((driver.get("pinned_bytes") - pinned) as u64, staging + ahead, "{slots} slots");
-        let mut data = batches(&lengths).into_iter();
+        let mut data = batches(BATCH, &lengths).into_iter();
         // Half of the steps with nobody looking at what they give: only the last losses are read.
         let mut found = Vec::new();
         for step in 0..lengths.len() {
@@ -95,7 +73,7 @@ fn steps_with_batches_ahead_are_those_without() {
 #[test]
 fn batches_may_be_given_by_hand_and_steps_run_between() {
     let Some(driver) = FakeDriver::install() else { return };
-    let all = batches(&[BATCH, 9, BATCH, 30]);
+    let all = batches(BATCH, &[BATCH, 9, BATCH, 30]);
     let (mut plain, program) = open(1, Budget::Unlimited).expect("it compiles");
     let mut expected = Vec::new();
     for batch in &all {
@@ -129,7 +107,7 @@ fn batches_may_be_given_by_hand_and_steps_run_between() {
 #[test]
 fn a_wrong_batch_fails_in_its_turn() {
     let Some(driver) = FakeDriver::install() else { return };
-    let mut wrong = batches(&[BATCH, 32, BATCH, BATCH, 16]);
+    let mut wrong = batches(BATCH, &[BATCH, 32, BATCH, BATCH, 16]);
     // One with a shape that does not fit, one with a label out of range.
     wrong[1].0 = Array2::zeros((32, WIDTH + 1));
     wrong[3].1[5] = WIDTH as i32;

@@ -2,42 +2,20 @@
 
 mod support;
 
-use ndarray::{Array1, Array2, Axis, Slice};
+use ndarray::Array2;
 use slabwise::Error;
-use slabwise::nn::Linear;
-use slabwise::optim::Adam;
 use slabwise::prelude::*;
-use support::networks::{WIDTH, examples};
+use support::networks::{WIDTH, batches, dense, trained_in_batches, weights};
 
 const BATCH: usize = 256;
-type Batch = (Array2<f32>, Array1<i32>);
 
 /// A session with slots, and a program that trains a small network.
 fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
     let params = Params::seeded(3);
-    let layers: Vec<Linear> = (0..6).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    let layers = dense(&params, 6);
     let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_prefetch(slots).with_budget(budget);
-    let trace = Trace::training();
-    let batch = Dim::bounded("batch", BATCH as u32);
-    let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
-    let loss = layers.iter().fold(x, |x, layer| x.apply(layer).tanh()).cross_entropy(labels);
-    trace.minimize(loss, Adam::new(1e-2));
-    let program = session.compile(&trace, [loss])?;
+    let program = trained_in_batches(&mut session, &layers, BATCH)?;
     Ok((session, program))
-}
-
-/// Batches of these lengths, no two alike.
-fn batches(lengths: &[usize]) -> Vec<Batch> {
-    let (x, labels) = examples(BATCH);
-    let part = |(step, &length): (usize, &usize)| {
-        let rows = Slice::from(BATCH - length..);
-        (x.slice_axis(Axis(0), rows).map(|v| v + step as f32 / 8.0), labels.slice_axis(Axis(0), rows).to_owned())
-    };
-    lengths.iter().enumerate().map(part).collect()
-}
-
-fn weights(session: &Session) -> Vec<Vec<u32>> {
-    session.names().map(|name| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect()).collect()
 }
 
 const INPUTS: u64 = (BATCH * WIDTH * 4 + BATCH * 4) as u64;
@@ -49,7 +27,7 @@ fn steps_with_batches_ahead_are_those_without() {
     let (mut session, program) = open(1, Budget::Unlimited).expect("it compiles");
     let alone = program.plan().slab_bytes();
     let mut expected = Vec::new();
-    for batch in batches(&lengths) {
+    for batch in batches(BATCH, &lengths) {
         expected.push(session.run(&program, batch).expect("a step")[0].item().to_bits());
     }
     let trained = weights(&session);
@@ -59,7 +37,7 @@ fn steps_with_batches_ahead_are_those_without() {
         assert_eq!(program.plan().slab_bytes(), alone + ahead * INPUTS, "{slots} slots");
         assert_eq!(program.plan().persistent().ahead, ahead * INPUTS);
         let mut found = Vec::new();
-        let mut data = batches(&lengths).into_iter();
+        let mut data = batches(BATCH, &lengths).into_iter();
         while let Some([loss]) = session.run_ahead(&program, &mut data).expect("a step") {
             found.push(loss.item().to_bits());
         }
@@ -72,7 +50,7 @@ fn steps_with_batches_ahead_are_those_without() {
 
 #[test]
 fn batches_may_be_given_by_hand_and_other_programs_run_between() {
-    let all = batches(&[BATCH, 9, BATCH, 100]);
+    let all = batches(BATCH, &[BATCH, 9, BATCH, 100]);
     let (mut plain, program) = open(1, Budget::Unlimited).expect("it compiles");
     let expected: Vec<u32> =
         all.iter().map(|batch| plain.run(&program, (&batch.0, &batch.1)).expect("a step")[0].item().to_bits()).collect();
@@ -109,7 +87,7 @@ fn batches_may_be_given_by_hand_and_other_programs_run_between() {
 /// What is wrong with a batch is told in its turn, and changes nothing.
 #[test]
 fn a_wrong_batch_fails_in_its_turn() {
-    let mut wrong = batches(&[BATCH, 64, BATCH, BATCH, 32]);
+    let mut wrong = batches(BATCH, &[BATCH, 64, BATCH, BATCH, 32]);
     // One with a shape that does not fit, one with a label out of range.
     wrong[1].0 = Array2::zeros((64, WIDTH + 1));
     wrong[3].1[5] = WIDTH as i32;

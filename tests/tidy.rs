@@ -74,7 +74,7 @@ fn sources() -> Vec<Source> {
                 if !(name.starts_with('.') || built) || name == ".ci" {
                     folders.push(path);
                 }
-            } else if name == ".ci/run" || [".rs", ".toml", ".md"].iter().any(|ending| name.ends_with(ending)) {
+            } else if name == ".ci/run" || [".rs", ".c", ".cpp", ".cuh", ".h", ".toml", ".md"].iter().any(|ending| name.ends_with(ending)) {
                 let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{name}: {e}"));
                 found.push(Source { path: name, text });
             }

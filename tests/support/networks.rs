@@ -1,6 +1,6 @@
 //! Small networks to train, and what training leaves behind.
 
-use ndarray::{Array1, Array2};
+use ndarray::{Array1, Array2, Axis, Slice};
 use slabwise::nn::Linear;
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
@@ -52,7 +52,7 @@ pub fn train_on(
     seed: Option<usize>,
 ) -> Result<Trained> {
     let params = Params::seeded(5);
-    let layers: Vec<Linear> = (0..layers).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    let layers = dense(&params, layers);
     learn_on(device, open, params, [batch, steps], |trace, x, labels| {
         let logits = layers.iter().enumerate().fold(x, |x, (i, layer)| behind(seed, i, x, x.apply(layer)));
         let loss = logits.cross_entropy(labels);
@@ -94,4 +94,37 @@ fn learn_on(
 pub fn examples(batch: usize) -> (Array2<f32>, Array1<i32>) {
     let x = Array2::from_shape_fn((batch, WIDTH), |(i, j)| ((i * 37 + j * 11) % 23) as f32 / 23.0);
     (x, Array1::from_shape_fn(batch, |i| (i % WIDTH) as i32))
+}
+
+/// Inputs and labels.
+pub type Batch = (Array2<f32>, Array1<i32>);
+
+/// A program that trains some dense layers on batches of at most this length.
+pub fn trained_in_batches(session: &mut Session, layers: &[Linear], most: usize) -> Result<Program<1>> {
+    let trace = Trace::training();
+    let batch = Dim::bounded("batch", most as u32);
+    let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
+    let loss = layers.iter().fold(x, |x, layer| x.apply(layer).tanh()).cross_entropy(labels);
+    trace.minimize(loss, Adam::new(1e-2));
+    session.compile(&trace, [loss])
+}
+
+/// So many dense layers.
+pub fn dense(params: &Params, count: usize) -> Vec<Linear> {
+    (0..count).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect()
+}
+
+/// Batches of these lengths, each at most `most`, no two alike.
+pub fn batches(most: usize, lengths: &[usize]) -> Vec<Batch> {
+    let (x, labels) = examples(most);
+    let part = |(step, &length): (usize, &usize)| {
+        let rows = Slice::from(most - length..);
+        (x.slice_axis(Axis(0), rows).map(|v| v + step as f32 / 8.0), labels.slice_axis(Axis(0), rows).to_owned())
+    };
+    lengths.iter().enumerate().map(part).collect()
+}
+
+/// The bits of all weights.
+pub fn weights(session: &Session) -> Vec<Vec<u32>> {
+    session.names().map(|name| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect()).collect()
 }

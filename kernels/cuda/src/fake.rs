@@ -15,7 +15,7 @@ use crate::lower::digest;
 use crate::nvrtc;
 use crate::tune::Picks;
 
-const SOURCE: &str = include_str!("../emulator/fake_libcuda.c");
+const SOURCE: &str = concat!(include_str!("../emulator/fake_work.c"), include_str!("../emulator/fake_libcuda.c"));
 const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
 
 /// What the driver is set to before each test.

@@ -66,6 +66,18 @@ fn on_device(runs: &[(&Case, &Lowered)]) -> Vec<Result<Vec<Vec<u8>>, DriverError
     runs.iter().enumerate().map(run).collect()
 }
 
+/// Cases of specs, with what goes beside each, whose sums have no rounding.
+fn on_small_integers<T>(specs: impl IntoIterator<Item = (&'static str, Spec, T)>, seed: u32) -> Vec<(Case, T)> {
+    let mut choices = Choices::new(seed);
+    let case = |(name, spec, beside)| {
+        let mut case = Case::new(name, spec, &mut choices);
+        case.target = target();
+        small_integers(&mut case, &mut choices);
+        (case, beside)
+    };
+    specs.into_iter().map(case).collect()
+}
+
 /// A product with an epilogue: `code` after the sum, operands after the result.
 fn with(mut spec: Spec, operands: Vec<Operand>, code: Vec<Inst>) -> Spec {
     spec.operands.extend(operands);
@@ -162,14 +174,7 @@ fn the_library_multiplies_every_layout_and_what_it_cannot_say_follows() {
             false,
         ),
     ];
-    let mut choices = Choices::new(1);
-    let case = |(name, spec, direct): (&str, Spec, bool)| {
-        let mut case = Case::new(name, spec, &mut choices);
-        case.target = target();
-        small_integers(&mut case, &mut choices);
-        (case, direct)
-    };
-    let cases: Vec<(Case, bool)> = specs.into_iter().map(case).collect();
+    let cases = on_small_integers(specs, 1);
     let multiplied = driver.get("products");
     check(&cases, &[algorithm(21, 1 << 20), algorithm(23, 1 << 20)], 1e-6);
     assert_eq!(driver.get("products") - multiplied, 2 * cases.len() as i64);
@@ -192,14 +197,7 @@ fn halves_are_summed_in_single_precision_and_rounded_as_they_are_stored() {
         ("rounded", rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundBf16), true),
         ("rounded to others", rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundF16), false),
     ];
-    let mut choices = Choices::new(5);
-    let case = |(name, spec, direct): (&str, Spec, bool)| {
-        let mut case = Case::new(name, spec, &mut choices);
-        case.target = target();
-        small_integers(&mut case, &mut choices);
-        (case, direct)
-    };
-    let cases: Vec<(Case, bool)> = specs.into_iter().map(case).collect();
+    let cases = on_small_integers(specs, 5);
     for ((case, _), got) in cases.iter().zip(computed(&cases, &[algorithm(21, 0)])) {
         let [a, b, c] = [0, 1, 2].map(|at| numbers(case.spec.arguments()[at].0.dtype, &got[at]));
         for (i, x) in c.iter().enumerate() {

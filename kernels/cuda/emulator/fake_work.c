@@ -1,0 +1,378 @@
+/* What stands behind fake_libcuda.c, and is compiled in front of it: settings and counts, memory, work and who waits for whom.
+ *
+ * Work is put off as long as the real driver may put it off: until somebody waits for it. So host memory that is written
+ * again too early, and results that are read before they are there, show as wrong numbers. If `eager` is set, streams that
+ * launch no kernels run ahead of those that do, as far as events let them: so what is copied before it is there shows, too.
+ * Recorded graphs keep who waits for whom, and are replayed in the same two ways. Addresses are checked, memory is limited,
+ * every call that makes something is counted, and calls fail when they are told to.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <elf.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "abi.h"
+
+typedef int Result;
+typedef unsigned long long Address;
+
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_IMAGE = 200, NOT_FOUND = 500,
+       NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, CAPTURE_MERGE = 902,
+       CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
+
+/* ---- What tests set and look at ------------------------------------------------------------------------------------- */
+
+static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
+                 capability = 90, order = 0, eager = 0, library = 0;
+static long long live_bytes, peak_bytes, live_pinned, pinned_bytes, allocations, calls, launches, products, heuristics,
+                 replays, captures, forked, copied_bytes;
+static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
+static long long fail_after = -1;
+static Result fail_code, sticky;
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+
+static const struct { const char* name; long long* at; } NUMBERS[] = {
+    {"devices", &devices}, {"version", &version}, {"total", &total}, {"page", &page}, {"maps_pages", &maps_pages},
+    {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"order", &order}, {"eager", &eager},
+    {"library", &library}, {"products", &products}, {"heuristics", &heuristics},
+    {"live_bytes", &live_bytes}, {"peak_bytes", &peak_bytes}, {"live_pinned", &live_pinned}, {"pinned_bytes", &pinned_bytes},
+    {"allocations", &allocations}, {"calls", &calls}, {"launches", &launches}, {"replays", &replays}, {"captures", &captures},
+    {"forked", &forked}, {"copied_bytes", &copied_bytes}};
+
+static long long* number(const char* name) {
+    for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; ++i)
+        if (!strcmp(NUMBERS[i].name, name)) return NUMBERS[i].at;
+    return NULL;
+}
+int fake_set(const char* name, long long value) {
+    long long* at = number(name);
+    if (at) *at = value;
+    return at != NULL;
+}
+long long fake_get(const char* name) {
+    const long long* at = number(name);
+    return at ? *at : -1;
+}
+void fake_folder(const char* path) { snprintf(folder, sizeof folder, "%s", path); }
+/* The call of this name fails with `code`, after it has succeeded `after` times; once. */
+void fake_fail(const char* call, long long after, int code) {
+    snprintf(fail_call, sizeof fail_call, "%s", call);
+    fail_after = after;
+    fail_code = code;
+}
+
+/* Kernels take time by a clock of their own: so many nanoseconds, by how their names begin; the last that fits counts. */
+static struct { char begins[64]; long long nanoseconds; } costs[64];
+static size_t costs_count;
+static double clock_seconds;
+void fake_cost(const char* begins, long long nanoseconds) {
+    if (!*begins) costs_count = 0;
+    if (costs_count == sizeof costs / sizeof *costs) return;
+    snprintf(costs[costs_count].begins, sizeof costs->begins, "%s", begins);
+    costs[costs_count++].nanoseconds = nanoseconds;
+}
+static void pass(const char* name) {
+    long long cost = 1000;
+    for (size_t i = 0; i < costs_count; ++i)
+        if (!strncmp(name, costs[i].begins, strlen(costs[i].begins))) cost = costs[i].nanoseconds;
+    clock_seconds += 1e-9 * (double)cost;
+}
+
+static Result told_to_fail(const char* name) {
+    if (fail_after < 0 || strcmp(name, fail_call) || fail_after-- != 0) return OK;
+    snprintf(trouble, sizeof trouble, "%s was told to fail", name);
+    return fail_code;
+}
+/* Enters a call: counts it, answers for a context that is lost, and fails if it was told to. */
+static Result enter(const char* name) {
+    ++calls;
+    return sticky ? sticky : told_to_fail(name);
+}
+#define CALL \
+    pthread_mutex_lock(&lock); \
+    Result result = enter(__func__); \
+    if (result) { pthread_mutex_unlock(&lock); return result; }
+#define LEAVE(r) \
+    do { Result left = (r); pthread_mutex_unlock(&lock); return left; } while (0)
+
+/* ---- Memory --------------------------------------------------------------------------------------------------------- */
+
+/* Addresses of the device that have memory. */
+typedef struct Block { Address base; size_t bytes; struct Block* next; } Block;
+static Block* blocks;
+
+static void add_block(Address base, size_t bytes) {
+    Block* b = malloc(sizeof *b);
+    *b = (Block){base, bytes, blocks};
+    blocks = b;
+}
+static size_t remove_block(Address base) {
+    for (Block** at = &blocks; *at; at = &(*at)->next)
+        if ((*at)->base == base) {
+            Block* found = *at;
+            size_t bytes = found->bytes;
+            *at = found->next;
+            free(found);
+            return bytes;
+        }
+    return 0;
+}
+/* Whether all these bytes are memory of the device; they may lie in several blocks. */
+int fake_inside(Address from, size_t bytes) {
+    Address end = from + bytes;
+    while (from < end) {
+        const Block* b = blocks;
+        while (b && !(b->base <= from && from < b->base + b->bytes)) b = b->next;
+        if (!b) return 0;
+        from = b->base + b->bytes;
+    }
+    return 1;
+}
+static int take(size_t bytes) {
+    ++allocations;
+    if (live_bytes + (long long)bytes > total) return 0;
+    live_bytes += (long long)bytes;
+    if (live_bytes > peak_bytes) peak_bytes = live_bytes;
+    return 1;
+}
+
+/* ---- Work ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct Kernel {
+    char name[200];
+    const char* (*emulate)(const char*, const void*, const struct SlabwiseLaunch*);
+    unsigned words;
+    int shared_max;
+    struct Kernel* next;
+} Kernel;
+typedef struct { Kernel* kernels; char* names; size_t names_bytes; } Module;
+typedef struct Stream Stream;
+/* A moment of a stream's work: known to the event that was recorded there last, and to what waits for it. */
+typedef struct { int known, done; Stream* stream; double seconds; } Mark;
+typedef struct Graph Graph;
+typedef struct Op {
+    enum { COPY, FILL, LAUNCH, CALL_OF_LIBRARY, REPLAY, RECORD, WAIT } kind;
+    int to_device, from_device, byte;
+    Address to, from;
+    size_t bytes;
+    Kernel* kernel;
+    const char* (*call)(const void*);
+    char name[64];
+    unsigned long long* words;
+    struct SlabwiseLaunch launch;
+    Graph* graph;
+    Mark* mark;
+    struct Op* next;
+} Op;
+typedef struct { Op *first, *last; } List;
+/* Pieces of a graph that what comes next waits for. */
+typedef struct { size_t* at; size_t count; } Front;
+/* Work that was recorded. `capture` numbers the recording, 0 once it has ended. */
+typedef struct { Op op; Front waits; int forked, done; } Piece;
+struct Graph { Piece* pieces; size_t count; long capture; Stream* origin; };
+/* The last moment it was recorded at, or the pieces of a graph that came before it was recorded there. */
+typedef struct { Mark* mark; long capture; Graph* graph; Front front; } Event;
+/* What was asked of it and is not done yet; or the graph that it is recorded to, and where in there it stands. */
+struct Stream { List queue; int launches; Graph* graph; Front front; Stream* next; };
+/* The first is the default one. A stream's work is done when it is waited for, and what it waits for just before: as late as
+ * can be, and in no order with other streams but where that was asked for. */
+static Stream first_stream, *streams = &first_stream;
+static long recordings;
+static Stream* of(void* stream) { return stream ? stream : &first_stream; }
+
+static Mark* know(Mark* mark) {
+    if (mark) ++mark->known;
+    return mark;
+}
+static void forget(Mark* mark) {
+    if (mark && --mark->known == 0) free(mark);
+}
+static void drop(Op* op) {
+    free(op->words);
+    forget(op->mark);
+}
+static void add(Front* front, size_t piece) {
+    for (size_t i = 0; i < front->count; ++i)
+        if (front->at[i] == piece) return;
+    front->at = realloc(front->at, (front->count + 1) * sizeof *front->at);
+    front->at[front->count++] = piece;
+}
+static void add_all(Front* front, const Front* more) {
+    for (size_t i = 0; i < more->count; ++i) add(front, more->at[i]);
+}
+static void clear(Front* front) {
+    free(front->at);
+    *front = (Front){0};
+}
+static Result bad_address(const char* what, Address at, size_t bytes) {
+    snprintf(trouble, sizeof trouble, "%s of %zu bytes at %#llx, which is no memory of the device", what, bytes, at);
+    return ILLEGAL_ADDRESS;
+}
+static Result replay(Graph* graph);
+static Result perform(const Op* op) {
+    switch (op->kind) {
+    case COPY: {
+        Result told = told_to_fail("copy");
+        if (told) return told;
+        if (op->to_device && !fake_inside(op->to, op->bytes)) return bad_address("copy to", op->to, op->bytes);
+        if (op->from_device && !fake_inside(op->from, op->bytes)) return bad_address("copy from", op->from, op->bytes);
+        memmove((void*)op->to, (const void*)op->from, op->bytes);
+        copied_bytes += (long long)op->bytes;
+        return OK;
+    }
+    case FILL:
+        if (!fake_inside(op->to, op->bytes)) return bad_address("fill", op->to, op->bytes);
+        memset((void*)op->to, op->byte, op->bytes);
+        return OK;
+    case LAUNCH: {
+        ++launches;
+        pass(op->kernel->name);
+        const char* wrong = op->kernel->emulate(op->kernel->name, op->words, &op->launch);
+        if (wrong) snprintf(trouble, sizeof trouble, "%s: %s", op->kernel->name, wrong);
+        return wrong ? LAUNCH_FAILED : OK;
+    }
+    case CALL_OF_LIBRARY: {
+        ++products;
+        pass(op->name);
+        const char* wrong = op->call(op->words);
+        if (wrong) snprintf(trouble, sizeof trouble, "%s: %s", op->name, wrong);
+        return wrong ? ILLEGAL_ADDRESS : OK;
+    }
+    case REPLAY: return replay(op->graph);
+    case RECORD:
+        op->mark->done = 1;
+        op->mark->seconds = clock_seconds;
+        return OK;
+    case WAIT: break;
+    }
+    return INVALID_VALUE;
+}
+static int ready(const Graph* graph, const Piece* piece) {
+    int all = 1;
+    for (size_t i = 0; i < piece->waits.count; ++i) all &= graph->pieces[piece->waits.at[i]].done;
+    return all;
+}
+/* Does a piece, and before it whatever it waits for. */
+static Result do_piece(Graph* graph, size_t at) {
+    Piece* piece = &graph->pieces[at];
+    Result r = OK;
+    for (size_t i = 0; i < piece->waits.count && !r; ++i) r = do_piece(graph, piece->waits.at[i]);
+    if (r || piece->done) return r;
+    piece->done = 1;
+    return perform(&piece->op);
+}
+/* What is not of the stream that was recorded is done when somebody waits for it, or, if eager, as soon as can be. */
+static Result replay(Graph* graph) {
+    Result r = OK;
+    for (size_t i = 0; i < graph->count; ++i) graph->pieces[i].done = 0;
+    for (size_t i = 0; i < graph->count && !r; ++i) {
+        for (size_t k = 0; eager && k < graph->count && !r; ++k)
+            if (graph->pieces[k].forked && ready(graph, &graph->pieces[k])) r = do_piece(graph, k);
+        if (!r && !graph->pieces[i].forked) r = do_piece(graph, i);
+    }
+    for (size_t i = 0; i < graph->count && !r; ++i) r = do_piece(graph, i);
+    return r;
+}
+static void push(List* list, Op op) {
+    Op* copy = malloc(sizeof op);
+    *copy = op;
+    copy->next = NULL;
+    if (list->last) list->last->next = copy; else list->first = copy;
+    list->last = copy;
+}
+static Op* pop(List* list) {
+    Op* op = list->first;
+    list->first = op->next;
+    if (!list->first) list->last = NULL;
+    return op;
+}
+/* Does a stream's work, up to a mark if there is one. What goes wrong stays wrong. */
+static Result drain_stream(Stream* stream, const Mark* until) {
+    while (stream->queue.first && !sticky && !(until && until->done)) {
+        Op* op = pop(&stream->queue);
+        if (op->kind == WAIT) {
+            if (!op->mark->done) drain_stream(op->mark->stream, op->mark);
+        } else
+            sticky = perform(op);
+        drop(op);
+        free(op);
+    }
+    return sticky;
+}
+static Result drain(void) {
+    for (Stream* s = streams; s; s = s->next) drain_stream(s, NULL);
+    return sticky;
+}
+/* Streams without kernels go on as far as nothing that they wait for is left to do. */
+static void run_ahead(void) {
+    for (Stream* s = streams; s && eager; s = s->next)
+        while (!s->launches && s->queue.first && !sticky && !(s->queue.first->kind == WAIT && !s->queue.first->mark->done)) {
+            Op* op = pop(&s->queue);
+            if (op->kind != WAIT) sticky = perform(op);
+            drop(op);
+            free(op);
+        }
+}
+static Result submit(void* to, Op op) {
+    Stream* stream = of(to);
+    stream->launches |= op.kind == LAUNCH || op.kind == CALL_OF_LIBRARY || op.kind == REPLAY;
+    Graph* graph = stream->graph;
+    if (graph) {
+        int is_forked = stream != graph->origin;
+        forked += is_forked;
+        graph->pieces = realloc(graph->pieces, (graph->count + 1) * sizeof *graph->pieces);
+        graph->pieces[graph->count] = (Piece){op, stream->front, is_forked, 0};
+        stream->front = (Front){0};
+        add(&stream->front, graph->count++);
+        return OK;
+    }
+    push(&stream->queue, op);
+    run_ahead();
+    return OK;
+}
+/* Whether work that is not done yet names an address in there. */
+static int names(const Op* op, Address at, size_t bytes) {
+    if (op->kind == COPY || op->kind == FILL) {
+        int from = op->kind == COPY && op->from < at + bytes && at < op->from + op->bytes;
+        return from || (op->to < at + bytes && at < op->to + op->bytes);
+    }
+    for (unsigned w = 0; op->kind == LAUNCH && w < op->kernel->words; ++w)
+        if (at <= op->words[w] && op->words[w] < at + bytes) return 1;
+    for (size_t w = 0; op->kind == CALL_OF_LIBRARY && w < op->bytes / 8; ++w)
+        if (at <= op->words[w] && op->words[w] < at + bytes) return 1;
+    for (size_t i = 0; op->kind == REPLAY && i < op->graph->count; ++i)
+        if (names(&op->graph->pieces[i].op, at, bytes)) return 1;
+    return 0;
+}
+static int is_awaited(Address at, size_t bytes) {
+    for (const Stream* s = streams; s; s = s->next)
+        for (const Op* op = s->queue.first; op; op = op->next)
+            if (names(op, at, bytes)) return 1;
+    return 0;
+}
+/* Whether anything is being recorded: then memory is neither got nor given back. */
+static int is_recording(void) {
+    int any = 0;
+    for (const Stream* s = streams; s; s = s->next) any |= s->graph != NULL;
+    return any;
+}
+
+/* For libraries that work on streams: whether a call of theirs is to fail, and work of theirs, with a copy of its data. */
+Result fake_enter(const char* name) {
+    pthread_mutex_lock(&lock);
+    heuristics += !strcmp(name, "cublasLtMatmulAlgoGetHeuristic");
+    LEAVE(enter(name));
+}
+Result fake_submit(void* stream, const char* (*call)(const void*), const void* data, size_t bytes, const char* name) {
+    CALL
+    Op op = {.kind = CALL_OF_LIBRARY, .call = call, .bytes = bytes, .words = malloc(bytes)};
+    memcpy(op.words, data, bytes);
+    snprintf(op.name, sizeof op.name, "%s", name);
+    LEAVE(submit(stream, op));
+}
+
