@@ -59,17 +59,18 @@ impl Case {
         env.0[0] = n;
         let slicing = Slicing::of(&self.spec, BATCH).expect("a spec for slices");
         let mut memory = Memory::new();
-        let room = |memory: &mut Memory, values: &[f32]| {
+        let filled = |memory: &mut Memory, values: &[f32]| {
             let region = memory.reserve(values.len() as u64 * 4).expect("memory");
             memory.elements_mut::<f32>(&region).copy_from_slice(values);
             region
         };
-        let sliced = |most| Kernel::sliced(self.spec.clone(), BATCH, most, &bound, &config).expect("a valid spec").expect("slices");
+        let sliced =
+            |most| Kernel::sliced(self.spec.clone(), BATCH, most, &bound, &config, u64::MAX).expect("a valid spec").expect("slices");
         let size = size.map(|size| size.next_multiple_of(sliced(size).slice_unit()));
         let kernel = size.map_or_else(|| Kernel::new(self.spec.clone(), &bound, &config).expect("a valid spec"), sliced);
         let workspace = memory.reserve(kernel.workspace()).expect("memory");
         memory.elements_mut::<i32>(&workspace).fill(0x7fde_adbe);
-        let whole: Vec<Region> = args.iter().map(|values| room(&mut memory, values)).collect();
+        let whole: Vec<Region> = args.iter().map(|values| filled(&mut memory, values)).collect();
         let Some(size) = size else {
             kernel.run(&mut memory, &whole, &workspace, &env, team).expect("no fault");
             return whole.iter().map(|r| memory.elements::<f32>(r).iter().map(|x| x.to_bits()).collect()).collect();
@@ -84,7 +85,7 @@ impl Case {
             let mut regions: Vec<Region> = Vec::new();
             for ((values, step), whole) in args.iter().zip(&slicing.steps).zip(&whole) {
                 regions.push(match step {
-                    Some(step) => room(&mut memory, &values[here(step.at(&env) as u64)]),
+                    Some(step) => filled(&mut memory, &values[here(step.at(&env) as u64)]),
                     None => *whole,
                 });
             }
@@ -203,6 +204,41 @@ fn products_split_as_the_whole_batch_does() {
     }
 }
 
+/// The weight gradient of a dense layer: the batch is contracted, and slices may end anywhere in it.
+#[test]
+fn sums_of_products_go_on_where_the_last_slice_ended() {
+    let mut random = Random(17);
+    // Groups, rows and columns, rows for each example: results of one block and of several, of one column and of one row; long sums that
+    // are split, and that are not.
+    for ([groups, m, n], per_example, bound) in [
+        ([1, 5, 7], 1, 30),
+        ([2, 31, 1], 3, 11),
+        ([1, 1, 45], 2, 9),
+        ([1, 190, 140], 1, 7),
+        ([1, 13, 21], 300, 5),
+        ([3, 6, 18], 700, 7),
+        ([1, 9, 3], 1100, 5),
+        ([1, 1, 700], 260, 3),
+    ] {
+        let k = batch(per_example);
+        // Rows of groups, or a group's alone; either may be stored with its columns last or first.
+        let operand = |width: usize, contracted_first: bool| {
+            let strides = [width as i64, (groups * width) as i64, 1];
+            walked(&if contracted_first { strides } else { [strides[0], strides[2], strides[1]] })
+        };
+        let body = Body::Matmul(Matmul { k, a: operand(m, false), b: operand(n, true) });
+        let weight = walked(&contiguous(&[groups, m, n]));
+        let spec = anchored(body, fixed(&[groups, m, n]).collect(), weight.clone(), weight);
+        check(&Case { spec, bound }, &mut random);
+    }
+    // A result whose size varies has sums that do, too.
+    let body = Body::Matmul(Matmul { k: batch(1), a: walked(&[1, 4]), b: walked(&[3, 1]) });
+    let space = [Size::symbol(Symbol(1)), Size::fixed(3)].into_iter().collect();
+    let spec = anchored(body, space, walked(&[3, 1]), walked(&[3, 1]));
+    let config = Config { threads: 1, isa: Isa::Portable };
+    assert!(Kernel::sliced(spec, BATCH, 2, &Env([8; 8]), &config, u64::MAX).expect("a valid spec").is_none());
+}
+
 /// Σ x·y along some axes, where it is scaled and added to; every product is stored as well.
 fn summed(space: slabwise_kernels::spec::Dims, x: &[i64], sums: &[i64], reduced: usize) -> Spec {
     let product = Inst::Op(ScalarOp::Mul, [0, 1, 0]);
@@ -298,7 +334,7 @@ fn what_mixes_examples_has_no_slices() {
     let spec = summed([batch(1), Size::fixed(50)].into_iter().collect(), &[50, 1], &[0, 0], 2);
     let config = Config { threads: 1, isa: Isa::Portable };
     let bound = Env([8; 8]);
-    assert!(Kernel::sliced(spec, BATCH, 2, &bound, &config).expect("a valid spec").is_none());
+    assert!(Kernel::sliced(spec, BATCH, 2, &bound, &config, u64::MAX).expect("a valid spec").is_none());
     // And what is the same for all examples is not part of one.
     let slicing = Slicing::of(&summed(dims(1, &[5]), &[5, 1], &[1, 0], 1), BATCH).expect("rows of examples");
     assert!(!slicing.folds && slicing.steps.iter().all(Option::is_some));

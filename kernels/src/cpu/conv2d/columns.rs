@@ -66,6 +66,7 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro) -> Space {
         acc,
         // The block with its phases between one another, in front of the epilogue's own.
         scratch: if is_phased(&sizes.axes) { acc.saturating_mul(4).next_multiple_of(64) } else { 0 },
+        chain: 0,
         partial: 0,
     }
 }
@@ -275,7 +276,7 @@ impl Product for Columns<'_> {
         channels.start * taps..channels.end * taps
     }
 
-    fn depth_blocks(&self) -> usize {
+    fn chains(&self) -> usize {
         self.call.sizes.source.div_ceil(channels(self.call.sizes))
     }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::tile::{Parts, Shape, Source, TILE, fill};
 use super::{Call, Sizes, part_source};
 use crate::cpu::CutOff;
-use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, Room, Space, drive_some};
+use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, Room, Space, drive_some, sums};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::{ROWS, SPLIT_COLUMNS, even, pack, partial_space, share_rows, split_blocks, splits, wanted};
 use crate::cpu::tile::Bound;
@@ -48,6 +48,7 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro) -> Space {
         acc: rows * columns,
         // The transposed block, in front of the epilogue's own.
         scratch: (rows * columns * 4).next_multiple_of(64),
+        chain: 0,
         partial: partial_space(product, sizes.other, fewest, depth_blocks, micro),
     }
 }
@@ -62,8 +63,7 @@ fn blocking(sizes: &Sizes, micro: &Micro) -> Blocking {
 
 /// Where slices may end, and the sums between them. (More images make no fewer splits.)
 pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
-    let (rows, blocking) = (sizes.source * sizes.taps(), blocking(sizes, micro));
-    let sums = blocking.sums(sizes.groups, rows, sizes.other.div_ceil(blocking.columns), micro);
+    let sums = sums(sizes.groups, sizes.source * sizes.taps(), sizes.other, blocking(sizes, micro).splits, micro);
     CutOff { unit: parts(sizes).images(), sums }
 }
 
@@ -87,7 +87,9 @@ pub(super) unsafe fn run(call: &Call) {
         code: kernel.code.bind(spec, launch),
     };
     let carry = launch.part.map(|part| Carry {
-        blocks: parts.before(part.examples.start * call.per_example())..parts.before(part.examples.end * call.per_example()),
+        chains: parts.before(part.examples.start * call.per_example())..parts.before(part.examples.end * call.per_example()),
+        begun: false,
+        open: false,
         sums: part.sums.cast(),
         last: part.last,
     });
@@ -139,7 +141,7 @@ impl Product for WeightGrad<'_> {
         self.parts.range(block)
     }
 
-    fn depth_blocks(&self) -> usize {
+    fn chains(&self) -> usize {
         self.parts.count()
     }
 
