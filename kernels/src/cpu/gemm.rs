@@ -21,6 +21,8 @@ use pack::Source;
 pub(super) const DEPTH: usize = 512;
 /// Most rows of a block of the result; a multiple of every micro-kernel's rows.
 pub(super) const ROWS: usize = 168;
+/// Elements of a tile of an image above which a smaller part of it is taken, if there is one.
+pub(super) const TILE: usize = 32 << 10;
 /// Most elements of a packed left operand, kept for the whole contracted axis.
 pub(super) const LEFT: usize = 96 << 10;
 /// Most elements of a block of the result while the left operand stays packed: the epilogue finds them in L2.
@@ -29,24 +31,26 @@ pub(super) const ACC: usize = 32 << 10;
 pub(super) const ACC_WIDE: usize = 64 << 10;
 
 /// How large what a worker packs and sums up may be: nothing here changes a bit of a result.
-#[derive(Debug, PartialEq, Eq)]
-struct Limits {
+#[derive(Debug)]
+pub(super) struct Limits {
     /// Rows of a block.
-    rows: usize,
+    pub rows: usize,
     /// Elements of a left operand that stays packed.
-    left: usize,
+    pub left: usize,
     /// Elements of a block, and of one for which the left operand is packed anew.
-    acc: [usize; 2],
+    pub acc: [usize; 2],
     /// Steps of a block of the contracted axis.
-    steps: usize,
+    pub steps: usize,
+    /// Elements of a tile of an image.
+    pub tile: usize,
 }
 
 /// From the fastest to the smallest, for whoever has no memory for that.
 static LIMITS: [Limits; 4] = [
-    Limits { rows: ROWS, left: LEFT, acc: [ACC, ACC_WIDE], steps: DEPTH },
-    Limits { rows: ROWS / 2, left: LEFT / 3, acc: [ACC / 4; 2], steps: DEPTH / 2 },
-    Limits { rows: ROWS / 3, left: LEFT / 12, acc: [ACC / 8; 2], steps: DEPTH / 4 },
-    Limits { rows: ROWS / 6, left: LEFT / 24, acc: [ACC / 16; 2], steps: DEPTH / 8 },
+    Limits { rows: ROWS, left: LEFT, acc: [ACC, ACC_WIDE], steps: DEPTH, tile: TILE },
+    Limits { rows: ROWS / 2, left: LEFT / 3, acc: [ACC / 4; 2], steps: DEPTH / 2, tile: TILE / 2 },
+    Limits { rows: ROWS / 3, left: LEFT / 12, acc: [ACC / 8; 2], steps: DEPTH / 4, tile: TILE / 4 },
+    Limits { rows: ROWS / 6, left: LEFT / 24, acc: [ACC / 16; 2], steps: DEPTH / 8, tile: TILE / 8 },
 ];
 
 /// Blocks of the result below which a long contracted axis is split.
@@ -93,8 +97,7 @@ impl Matmul {
             };
             Space { scratch: code.scratch_bytes(), ..space }
         };
-        let limits = LIMITS.iter().find(|limits| space(limits).part() <= most).unwrap_or(&LIMITS[LIMITS.len() - 1]);
-        let space = space(limits);
+        let (limits, space) = Limits::within(most, space);
         Ok(Matmul { code, micro, threads: config.threads.max(1), limits, space })
     }
 
@@ -225,8 +228,15 @@ pub(super) fn partial_space(rows: usize, columns: usize, fewest: usize, depth_bl
 }
 
 impl Limits {
+    /// The fastest whose part of a workspace is no larger than `most` bytes, or the smallest.
+    pub fn within(most: usize, space: impl Fn(&Limits) -> Space) -> (&'static Limits, Space) {
+        let mut all = LIMITS.iter().map(|limits| (limits, space(limits)));
+        let fits = all.clone().find(|(_, space)| space.part() <= most);
+        fits.unwrap_or_else(|| all.next_back().expect("there are limits"))
+    }
+
     /// Whether a left operand of so many rows and steps stays packed.
-    fn resident(&self, rows: usize, steps: usize) -> bool {
+    pub fn resident(&self, rows: usize, steps: usize) -> bool {
         steps <= self.steps || rows.saturating_mul(steps) <= self.left
     }
 }

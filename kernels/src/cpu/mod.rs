@@ -137,7 +137,7 @@ impl Kernel {
         let body = match &spec.body {
             Body::Loop => Prepared::Loop(loops::Loop::new(&spec, bound, config)?),
             Body::Matmul(_) => Prepared::Matmul(gemm::Matmul::new(&spec, [bound, whole], config, each)?),
-            Body::Conv2d(_) => Prepared::Conv2d(conv2d::Conv2d::new(&spec, bound, config)?),
+            Body::Conv2d(_) => Prepared::Conv2d(conv2d::Conv2d::new(&spec, bound, config, each)?),
             Body::Pool2d(_) => Prepared::Pool2d(pool2d::Pool2d::new(&spec, bound, config)?),
             Body::Pool2dGrad(_) => Prepared::Pool2dGrad(pool2d::Pool2dGrad::new(&spec, bound, config)?),
             Body::Gather(_) => Prepared::Gather(gather::Gather::new(&spec, bound, config)?),
