@@ -13,7 +13,7 @@ use super::{Config, CutOff, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Body, Operand, Spec, check_operand};
-use drive::{Blocking, Carry, MicroPanel, Product, Room, Space, drive_some};
+use drive::{Blocking, Carry, Chains, MicroPanel, Product, Room, Space, drive_some};
 use micro::{Left, Micro, Right};
 use pack::Source;
 
@@ -139,20 +139,20 @@ impl Matmul {
             (a, b) = (b.turned(), a.turned());
         }
         let room = Room { workspace: launch.workspace, space: &self.space, threads: self.threads, team: launch.team };
-        let (chains, chain) = (k.div_ceil(DEPTH), even(k, DEPTH, 1));
+        let chains = Chains::new(k, even(k, DEPTH, 1), self.limits.steps);
         let folded = launch.part.filter(|part| part.slicing.folds);
         let slice = folded.map_or(0..k, |part| {
             let steps = body.k.checked_div_size(Size::symbol(part.slicing.batch)).map_or(1, |steps| steps.usize_at(env));
             part.examples.start * steps..part.examples.end * steps
         });
         let carry = folded.map(|part| Carry {
-            chains: if slice.is_empty() { 0..0 } else { slice.start / chain..slice.end.div_ceil(chain) },
-            begun: slice.start % chain != 0,
-            open: slice.end < k && slice.end % chain != 0,
+            chains: if slice.is_empty() { 0..0 } else { slice.start / chains.size()..slice.end.div_ceil(chains.size()) },
+            begun: !slice.start.is_multiple_of(chains.size()),
+            open: slice.end < k && !slice.end.is_multiple_of(chains.size()),
             sums: part.sums.cast(),
             last: part.last,
         });
-        let splits = splits(blocks, chains);
+        let splits = splits(blocks, chains.count());
         let blocking = blocking([m, n, slice.len()], groups, splits, self.threads.min(launch.team.threads()), self.micro, self.limits);
         let product = Strided {
             spec,
@@ -162,8 +162,7 @@ impl Matmul {
             turned,
             sizes: [groups, m, n, k],
             strip: blocking.columns,
-            chain,
-            block: even(chain, self.limits.steps, 1),
+            chains,
             slice,
             micro: self.micro,
             code: self.code.bind(spec, launch),
@@ -303,10 +302,8 @@ struct Strided<'a> {
     /// Products, rows, columns, contracted.
     sizes: [usize; 4],
     strip: usize,
-    /// Steps of the contracted axis in a chain, and in a block of it.
-    chain: usize,
-    block: usize,
-    /// The steps of it that there are here.
+    chains: Chains,
+    /// The steps of the contracted axis that there are here.
     slice: Range<usize>,
     micro: &'static Micro,
     code: Bound<'a>,
@@ -355,20 +352,16 @@ impl Product for Strided<'_> {
     }
 
     fn chains(&self) -> usize {
-        self.sizes[3].div_ceil(DEPTH)
+        self.chains.count()
     }
 
     fn blocks(&self, chain: usize) -> Range<usize> {
-        let blocks = self.chain.div_ceil(self.block);
-        chain * blocks..(chain + 1) * blocks
+        self.chains.blocks(chain)
     }
 
     fn depth(&self, block: usize) -> Range<usize> {
-        let (blocks, Range { start, end }) = (self.chain.div_ceil(self.block), self.slice.clone());
-        let chain = block / blocks * self.chain;
-        let steps = [block % blocks, block % blocks + 1].map(|at| chain + (at * self.block).min(self.chain));
-        let [from, to] = steps.map(|step| step.clamp(start, end) - start);
-        from..to
+        let (Range { start, end }, steps) = (self.slice.clone(), self.chains.range(block));
+        steps.start.clamp(start, end) - start..steps.end.clamp(start, end) - start
     }
 
     unsafe fn left(&self, group: usize, rows: Range<usize>, panel: usize, block: usize, to: *mut f32) {

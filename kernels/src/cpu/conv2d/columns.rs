@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::tile::{Axis, Parts, Shape, Source, fill};
 use super::{Call, Sizes, source};
-use crate::cpu::gemm::drive::{Blocking, MicroPanel, Product, Room, Space, Stretch, drive};
+use crate::cpu::gemm::drive::{Blocking, Chains, MicroPanel, Product, Room, Space, Stretch, drive};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::pack::{self, Piece};
 use crate::cpu::gemm::{DEPTH, Limits, even, share_rows, wanted};
@@ -24,10 +24,9 @@ const PACKED_COLUMNS: usize = 512;
 /// Most left panels that read vectors from the tile rather than have them packed: vectors across two cache lines cost little then.
 const TILED_PANELS: usize = 3;
 
-/// Channels of the source in a chain of the contracted axis but the last, and in a block of it.
-fn channels(sizes: &Sizes, limits: &Limits) -> [usize; 2] {
-    let chain = even(sizes.source, DEPTH / sizes.taps(), 1);
-    [chain, even(chain, limits.steps / sizes.taps(), 1)]
+/// Channels of the source in chains of the contracted axis and their blocks.
+fn chains(sizes: &Sizes, limits: &Limits) -> Chains {
+    Chains::new(sizes.source, even(sizes.source, DEPTH / sizes.taps(), 1), limits.steps / sizes.taps())
 }
 
 /// Phases of output positions.
@@ -85,7 +84,7 @@ pub(super) unsafe fn run(call: &Call) {
     blocking.resident = limits.resident(blocking.rows, depth);
     let acc = limits.acc[usize::from(!blocking.resident)];
     let most = (acc / blocking.rows / phases / width * width).max(width);
-    let parts = |most| Parts::new(sizes.images, &sizes.axes, channels(sizes, limits)[1], most, limits.tile, width);
+    let parts = |most| Parts::new(sizes.images, &sizes.axes, chains(sizes, limits).range(0).len(), most, limits.tile, width);
     let mut strips = parts(most);
     let others = sizes.groups * rows.div_ceil(blocking.rows);
     let positions = sizes.images * sizes.axes[0].out * sizes.axes[1].out;
@@ -109,6 +108,7 @@ pub(super) struct Columns<'a> {
     weight: Source,
     pub(super) image: Source,
     pub(super) strips: Parts,
+    chains: Chains,
     /// Whether weights are read where they are, which saves packing them.
     indirect: bool,
     code: Bound<'a>,
@@ -121,7 +121,15 @@ impl<'a> Columns<'a> {
     pub fn new(call: &'a Call<'a>, strips: Parts) -> Self {
         let Call { spec, body, launch, kernel, .. } = *call;
         let [weight, image] = [(&body.b, 1), (&body.a, 0)].map(|(operand, at)| source(operand, launch.args[at], launch.env));
-        Columns { call, weight, image, strips, indirect: false, code: kernel.code.bind(spec, launch) }
+        Columns {
+            call,
+            weight,
+            image,
+            strips,
+            chains: chains(call.sizes, kernel.limits),
+            indirect: false,
+            code: kernel.code.bind(spec, launch),
+        }
     }
 
     fn axes(&self) -> &[Axis; 2] {
@@ -142,22 +150,14 @@ impl<'a> Columns<'a> {
     /// Whether tables can hold the offsets of weights inside a block.
     fn offsets_fit(&self, rows: usize) -> bool {
         let (_, strides) = self.weight(0);
-        let counts = [rows, self.sizes_of_blocks()[1], self.axes()[0].taps, self.axes()[1].taps];
+        let counts = [rows, self.channels(0).len(), self.axes()[0].taps, self.axes()[1].taps];
         let reach = counts.iter().zip(strides).try_fold(0usize, |sum, (&n, s)| sum.checked_add(s.unsigned_abs().checked_mul(n)?));
         reach.is_some_and(|reach| reach <= i32::MAX as usize)
     }
 
-    /// Channels of a chain and of a block.
-    fn sizes_of_blocks(&self) -> [usize; 2] {
-        channels(self.call.sizes, self.call.kernel.limits)
-    }
-
     /// The source channels, counted inside the group, of a block of the contracted axis.
     fn channels(&self, block: usize) -> Range<usize> {
-        let [chain, size] = self.sizes_of_blocks();
-        let (blocks, source) = (chain.div_ceil(size), self.call.sizes.source);
-        let of = |at: usize| (block / blocks * chain + (at * size).min(chain)).min(source);
-        of(block % blocks)..of(block % blocks + 1)
+        self.chains.range(block)
     }
 
     fn shape(&self, block: usize, strip: usize) -> Shape {
@@ -286,13 +286,11 @@ impl Product for Columns<'_> {
     }
 
     fn chains(&self) -> usize {
-        self.call.sizes.source.div_ceil(self.sizes_of_blocks()[0])
+        self.chains.count()
     }
 
     fn blocks(&self, chain: usize) -> Range<usize> {
-        let [channels, size] = self.sizes_of_blocks();
-        let blocks = channels.div_ceil(size);
-        chain * blocks..(chain + 1) * blocks
+        self.chains.blocks(chain)
     }
 
     unsafe fn left(&self, group: usize, rows: Range<usize>, panel: usize, block: usize, to: *mut f32) {

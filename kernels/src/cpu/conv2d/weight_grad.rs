@@ -105,12 +105,14 @@ pub(super) unsafe fn run(call: &Call) {
     if splits == 1 && threads > 1 && others * rows.div_ceil(blocking.rows) < wanted(threads) {
         blocking.rows = share_rows(rows, blocking.rows, others, wanted(threads));
     }
+    let block = block(&parts, kernel.limits);
     let product = WeightGrad {
         call,
         image: part_source(call, &body.a, 0),
         gradient: part_source(call, &body.b, 1),
         parts,
-        block: block(&parts, kernel.limits),
+        block,
+        blocks: [0, 1].map(|i| parts.size()[i].div_ceil(block[i])),
         columns,
         code: kernel.code.bind(spec, launch),
     };
@@ -132,8 +134,9 @@ struct WeightGrad<'a> {
     gradient: Source,
     /// Chains of the contracted axis (image, result row, result column).
     parts: Parts,
-    /// Images, rows and columns of a block of a chain.
+    /// Images, rows and columns of a block of a chain, and the blocks of one along its images and along its rows.
     block: [usize; 3],
+    blocks: [usize; 2],
     /// Output channels of a strip.
     columns: usize,
     code: Bound<'a>,
@@ -177,7 +180,7 @@ impl Product for WeightGrad<'_> {
     }
 
     fn blocks(&self, chain: usize) -> Range<usize> {
-        let blocks: usize = self.blocks_along().iter().product();
+        let blocks = self.blocks[0] * self.blocks[1];
         chain * blocks..(chain + 1) * blocks
     }
 
@@ -258,15 +261,9 @@ impl Product for WeightGrad<'_> {
 }
 
 impl WeightGrad<'_> {
-    /// Blocks of a chain along its images and along its rows.
-    fn blocks_along(&self) -> [usize; 2] {
-        let size = self.parts.size();
-        [0, 1].map(|i| size[i].div_ceil(self.block[i]))
-    }
-
     /// The positions of a block.
     fn part(&self, block: usize) -> Part {
-        let [images, rows] = self.blocks_along();
+        let [images, rows] = self.blocks;
         let part = self.parts.get(block / (images * rows));
         let cut = |range: Range<usize>, at: usize, size: usize| {
             let [from, to] = [at, at + 1].map(|at| (range.start + at * size).min(range.end));

@@ -12,6 +12,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::even;
 use super::micro::{Before, Left, Micro, Right};
 use crate::cpu::Team;
 
@@ -83,6 +84,45 @@ pub(in super::super) struct Stretch {
     /// Where the next ones start: there may be columns between them that mean nothing.
     pub next: usize,
     pub steps: Range<usize>,
+}
+
+/// A contracted axis in chains, and these in blocks.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Chains {
+    total: usize,
+    /// Of a chain but the last, of a block of it but the last, and blocks of a chain.
+    chain: usize,
+    block: usize,
+    blocks: usize,
+}
+
+impl Chains {
+    /// `total` in chains of `chain`, in blocks of at most `block`.
+    pub fn new(total: usize, chain: usize, block: usize) -> Chains {
+        let block = even(chain, block, 1);
+        Chains { total, chain, block, blocks: chain.div_ceil(block) }
+    }
+
+    /// The size of every chain but the last.
+    pub fn size(&self) -> usize {
+        self.chain
+    }
+
+    pub fn count(&self) -> usize {
+        self.total.div_ceil(self.chain)
+    }
+
+    pub fn blocks(&self, chain: usize) -> Range<usize> {
+        chain * self.blocks..(chain + 1) * self.blocks
+    }
+
+    /// What a block takes of the axis; of the last chain that may be nothing.
+    pub fn range(&self, block: usize) -> Range<usize> {
+        // Mostly a block is a chain.
+        let (chain, at) = if self.blocks == 1 { (block, 0) } else { (block / self.blocks, block % self.blocks) };
+        let of = |at: usize| (chain * self.chain + (at * self.block).min(self.chain)).min(self.total);
+        of(at)..of(at + 1)
+    }
 }
 
 /// How the result is cut.
