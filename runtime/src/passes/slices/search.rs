@@ -62,19 +62,19 @@ pub fn slices_within(
     options: &Options,
 ) -> Result<Option<Found>, String> {
     // Slices are of the CPU's kernels alone.
-    let config = match target {
-        Target::Cpu(config) => config,
+    let (config, workspace) = match target {
+        Target::Cpu(config, workspace) => (config, *workspace),
         #[cfg(feature = "cuda")]
         Target::Cuda(..) => return Ok(None),
     };
-    let Some(cuttable) = Cuttable::new(graph, scheduled, config, guard)? else { return Ok(None) };
+    let Some(cuttable) = Cuttable::new(graph, scheduled, (config, workspace), guard)? else { return Ok(None) };
     let all = cuttable.bounds.0[usize::from(cuttable.batch.0)];
     let floor = floor(&cuttable);
     let (mut best, mut tight): (Option<Found>, Vec<Found>) = (None, Vec::new());
     let mut last = Vec::new();
     for share in SHARES {
         let chosen: Vec<bool> =
-            (0..scheduled.tasks.len()).map(|task| cuttable.units[task].is_some() && cuttable.largest(task) > room / share).collect();
+            (0..scheduled.tasks.len()).map(|task| cuttable.pays[task] && cuttable.largest(task) > room / share).collect();
         if chosen == last || !chosen.contains(&true) {
             continue;
         }
@@ -127,16 +127,18 @@ fn again(found: Found, room: u64, options: &Options) -> Result<Found, String> {
     Ok(Found { scheduled, plan: within.plan, again: runs, floor: found.floor })
 }
 
-/// What no slicing changes: what a task that cannot be sliced touches, less what it may do in place; all inputs together, and
-/// all outputs.
+/// What no slicing changes: what a task that cannot be sliced touches, or whose sums would be larger, less what it may do in
+/// place; all inputs together, and all outputs.
 fn floor(cuttable: &Cuttable) -> u64 {
     let dag = &cuttable.scheduled.dag;
     let sum = |of: &dyn Fn(&Buffer) -> bool| dag.buffers.iter().filter(|b| of(b)).map(Buffer::occupied).sum::<u64>();
-    let whole = dag.tasks.iter().enumerate().filter(|(at, _)| cuttable.units[*at].is_none());
+    let whole = dag.tasks.iter().enumerate().filter(|(at, _)| !cuttable.pays[*at]);
     let needs = whole.map(|(at, task)| {
         let touched: HashSet<BufferId> = task.reads.iter().chain(&task.writes).copied().collect();
         let taken: HashSet<BufferId> = dag.may_reuse.iter().filter(|pair| pair.task.index() == at).map(|pair| pair.to).collect();
-        touched.difference(&taken).map(|b| dag.buffers[b.index()].occupied()).sum::<u64>() + task.workspace_occupied()
+        touched.difference(&taken).map(|b| dag.buffers[b.index()].occupied()).sum::<u64>()
+            // Slices could have smaller ones.
+            + if cuttable.units[at].is_none() { task.workspace_occupied() } else { 0 }
     });
     needs.max().unwrap_or(0).max(sum(&|b| b.live_in)).max(sum(&|b| b.live_out))
 }
