@@ -16,6 +16,10 @@ use slabwise_kernels::spec::{
 
 const BATCH: Symbol = Symbol(0);
 
+/// Bytes of a guard zone, and what it holds at first.
+const GUARD: u64 = 1024;
+const POISON: i32 = 0x7fde_adbe;
+
 /// A size for each example of the batch.
 fn batch(per_example: usize) -> Size {
     Size::symbol(BATCH).checked_mul(Size::fixed(per_example as i64)).expect("small")
@@ -52,8 +56,9 @@ impl Case {
         env
     }
 
-    /// Runs `n` examples in slices of `size`, or whole, and returns all arguments afterwards.
-    fn run(&self, args: &[Vec<f32>], n: u32, size: Option<u32>, isa: Isa, team: &Team) -> Vec<Vec<u32>> {
+    /// Runs `n` examples in slices of a size with a workspace of at most so many bytes if that can be, or whole, and returns all arguments
+    /// afterwards. The workspace and the sums lie between guard zones.
+    fn run(&self, args: &[Vec<f32>], n: u32, slices: Option<(u32, u64)>, isa: Isa, team: &Team) -> Vec<Vec<u32>> {
         let (bound, config) = (self.bound(), Config { threads: team.threads(), isa });
         let mut env = bound;
         env.0[0] = n;
@@ -65,18 +70,21 @@ impl Case {
             region
         };
         let sliced =
-            |most| Kernel::sliced(self.spec.clone(), BATCH, most, &bound, &config, u64::MAX).expect("a valid spec").expect("slices");
-        let size = size.map(|size| size.next_multiple_of(sliced(size).slice_unit()));
-        let kernel = size.map_or_else(|| Kernel::new(self.spec.clone(), &bound, &config).expect("a valid spec"), sliced);
-        let workspace = memory.reserve(kernel.workspace()).expect("memory");
-        memory.elements_mut::<i32>(&workspace).fill(0x7fde_adbe);
+            |most, room| Kernel::sliced(self.spec.clone(), BATCH, most, &bound, &config, room).expect("a valid spec").expect("slices");
+        let slices = slices.map(|(size, room)| (size.next_multiple_of(sliced(size, room).slice_unit()), room));
+        let kernel = slices
+            .map_or_else(|| Kernel::new(self.spec.clone(), &bound, &config).expect("a valid spec"), |(size, room)| sliced(size, room));
+        let mut guarded = |bytes: u64| {
+            let arena = memory.reserve(bytes + 2 * GUARD).expect("memory");
+            memory.elements_mut::<i32>(&arena).fill(POISON);
+            (arena.part(GUARD, bytes), [arena.part(0, GUARD), arena.part(GUARD + bytes, GUARD)])
+        };
+        let [(workspace, before), (sums, behind)] = [guarded(kernel.workspace()), guarded(kernel.sums())];
         let whole: Vec<Region> = args.iter().map(|values| filled(&mut memory, values)).collect();
-        let Some(size) = size else {
+        let Some((size, _)) = slices else {
             kernel.run(&mut memory, &whole, &workspace, &env, team).expect("no fault");
             return whole.iter().map(|r| memory.elements::<f32>(r).iter().map(|x| x.to_bits()).collect()).collect();
         };
-        let sums = memory.reserve(kernel.sums()).expect("memory");
-        memory.elements_mut::<i32>(&sums).fill(0x7fde_adbe);
         let mut results: Vec<Vec<u32>> = args.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect();
         for from in (0..self.bound).step_by(size as usize) {
             let slice = Slice { from, to: (from + size).min(self.bound), last: from + size >= self.bound };
@@ -95,6 +103,9 @@ impl Case {
                 let at = step.map_or(0..result.len(), |step| here(step.at(&env) as u64));
                 result[at].iter_mut().zip(memory.elements::<f32>(region)).for_each(|(to, from)| *to = from.to_bits());
             }
+        }
+        for guard in before.iter().chain(&behind) {
+            assert!(memory.elements::<i32>(guard).iter().all(|&x| x == POISON), "guard zone {guard:?} was written");
         }
         results
     }
@@ -117,11 +128,12 @@ fn check(case: &Case, random: &mut Random) {
                 assert!(changed.count() > 0, "nothing is computed");
             }
             for team in &teams {
-                for size in [1, random.int(1, case.bound as usize) as u32] {
-                    let got = case.run(&args, n, Some(size), isa, team);
+                let some = random.int(1, case.bound as usize) as u32;
+                for (size, room) in [(1, random.of(&[0, u64::MAX])), (some, u64::MAX), (some, random.of(&[0, 30_000, 100_000, 300_000]))] {
+                    let got = case.run(&args, n, Some((size, room)), isa, team);
                     assert!(
                         got == expected,
-                        "{isa}, {} threads: slices of {size} of {n} give other bits: {:#?}",
+                        "{isa}, {} threads: slices of {size} of {n} in {room} bytes give other bits: {:#?}",
                         team.threads(),
                         case.spec
                     );

@@ -185,6 +185,14 @@ impl<'a> Cuttable<'a> {
         self.with_examples(task).max().unwrap_or(0)
     }
 
+    /// The time that a task takes longer in slices of so many examples, as modelled.
+    fn extra(&self, task: usize, examples: u32) -> f64 {
+        let (all, mut sizes) = (self.bounds.0[usize::from(self.batch.0)], self.bounds);
+        sizes.0[usize::from(self.batch.0)] = examples.min(all);
+        let slice = cost(&self.scheduled.tasks[task].spec, &sizes) as f64;
+        slice * f64::from(all.div_ceil(examples.max(1))) - self.scheduled.dag.tasks[task].cost as f64
+    }
+
     /// The program with the chosen tasks on slices of `examples` examples, or a few more: of the next number at which they may
     /// be cut. Tasks that could only be cut into far larger slices run whole, those with small values first. `None` if no slice is
     /// smaller than all.

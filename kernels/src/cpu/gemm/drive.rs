@@ -345,11 +345,12 @@ impl<P: Product> Job<'_, P> {
         (unsafe { self.room.partial().add((number * splits + split) * self.blocking.rows * stride) }, stride)
     }
 
-    /// Where a block of a chain keeps its sums until they are added to the others.
-    fn chain(&self, cut: &Cut, slot: &Slot) -> (*mut f32, usize) {
-        let groups = self.product.groups();
-        let kept = self.carry.as_ref().map(|carry| self.kept(carry, cut, groups * self.blocking.splits + cut.group));
-        kept.unwrap_or((slot.chain, self.stride()))
+    /// Where a block keeps its sums over a chain until they are added to the others: with the slice's if the chain goes through several.
+    fn chain(&self, cut: &Cut, slot: &Slot, through: bool) -> (*mut f32, usize) {
+        match self.carry.as_ref().filter(|_| through) {
+            Some(carry) => self.kept(carry, cut, self.product.groups() * self.blocking.splits + cut.group),
+            None => (slot.chain, self.stride()),
+        }
     }
 
     /// Where a block lies in the part `part` of what slices keep.
@@ -381,7 +382,7 @@ impl<P: Product> Job<'_, P> {
                 let begun = self.carry.as_ref().is_some_and(|carry| carry.begun && chain == carry.chains.start);
                 let open = self.carry.as_ref().is_some_and(|carry| carry.open && chain + 1 == carry.chains.end);
                 let alone = !first && (begun || open || blocks.len() > 1);
-                let sums = if alone { self.chain(&cut, slot) } else { total };
+                let sums = if alone { self.chain(&cut, slot, begun || open) } else { total };
                 let mut before = match begun {
                     true => Before::Sums,
                     false if first || alone => Before::Nothing,

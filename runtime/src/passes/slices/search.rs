@@ -17,6 +17,11 @@ const MOST_TASKS: usize = 2000;
 const SHARES: [u64; 4] = [1, 4, 16, u64::MAX];
 /// Programs that were almost small enough, in which kernels of slices may run again.
 const TRIED_AGAIN: usize = 2;
+/// Most kernels that are tried whole again, and the part of the program's time that slices of one must cost for that.
+const MOST_WHOLE: usize = 16;
+const WORTH: f64 = 1e-3;
+/// So little more time that running slices again would not pay.
+const LITTLE: f64 = 0.02;
 /// The part of the effort that the search for what runs again takes: there are many slices, of little cost each.
 const AGAIN: u64 = 8;
 
@@ -36,12 +41,6 @@ impl Found {
     /// The modelled time of the program.
     fn cost(&self) -> f64 {
         time(&self.scheduled.dag)
-    }
-
-    /// The better of two: within the room first, then faster, then smaller.
-    fn or(self, other: Found, room: u64) -> Found {
-        let rank = |f: &Found| (f.plan.height.max(room), f.cost(), f.plan.height);
-        if rank(&other) < rank(&self) { other } else { self }
     }
 }
 
@@ -68,63 +67,128 @@ pub fn slices_within(
         Target::Cuda(..) => return Ok(None),
     };
     let Some(cuttable) = Cuttable::new(graph, scheduled, (config, workspace), guard)? else { return Ok(None) };
-    let all = cuttable.bounds.0[usize::from(cuttable.batch.0)];
-    let floor = floor(&cuttable);
-    let (mut best, mut tight): (Option<Found>, Vec<Found>) = (None, Vec::new());
-    let mut last = Vec::new();
-    for share in SHARES {
-        let chosen: Vec<bool> =
-            (0..scheduled.tasks.len()).map(|task| cuttable.pays[task] && cuttable.largest(task) > room / share).collect();
-        if chosen == last || !chosen.contains(&true) {
-            continue;
+    let search = Search { cuttable: &cuttable, floor: floor(&cuttable), room, options, base: time(&scheduled.dag) };
+    let (mut best, mut tight) = search.first()?;
+    if let Some((found, way)) = best.take() {
+        best = Some(search.fewer(found, way, false)?);
+    }
+    // What is nearly small enough may be faster, though some of it runs again.
+    if best.as_ref().is_none_or(|(found, _)| found.cost() > search.base * (1.0 + LITTLE)) {
+        tight.retain(|(found, _)| best.as_ref().is_none_or(|(best, _)| found.cost() < best.cost()));
+        tight.sort_by_key(|(found, _)| found.plan.height);
+        for (found, way) in tight.into_iter().take(TRIED_AGAIN) {
+            let found = search.again(found)?;
+            let other = if found.plan.height <= room { search.fewer(found, way, true)? } else { (found, way) };
+            best = Some(match best.take() {
+                Some(best) => search.better(best, other),
+                None => other,
+            });
         }
-        let mut sizes = None;
-        for count in (1..).map(|power| 1u32 << power).take_while(|&count| count <= MOST_SLICES.min(all)) {
-            let Some(cut) = cuttable.cut(&chosen, all.div_ceil(count))? else { continue };
-            let count = cut.sliced.as_ref().map(|sliced| sliced.count);
-            if sizes == count || cut.tasks.len() > MOST_TASKS {
-                continue;
-            }
-            sizes = count;
-            let plan = plan_for(&cut.dag, room, options).map_err(|e| e.to_string())?;
-            let found = Found { floor, again: Vec::new(), plan, scheduled: cut };
-            if found.plan.height <= room {
-                // More slices take more time.
-                best = Some(match best.take() {
-                    Some(best) => best.or(found, room),
-                    None => found,
-                });
-                break;
-            }
-            tight.push(found);
-        }
-        last = chosen;
     }
-    if let Some(best) = best {
-        return Ok(Some(best));
-    }
-    tight.sort_by_key(|found| found.plan.height);
-    let options = &Options { effort: options.effort / AGAIN, ..*options };
-    for found in tight.into_iter().take(TRIED_AGAIN) {
-        let found = again(found, room, options)?;
-        best = Some(match best.take() {
-            Some(best) => best.or(found, room),
-            None => found,
-        });
-    }
-    Ok(best)
+    Ok(best.map(|(found, _)| found))
 }
 
-/// The same program with some slices run again.
-fn again(found: Found, room: u64, options: &Options) -> Result<Found, String> {
-    let within = plan_within(&found.scheduled.dag, found.plan, room, options).map_err(|e| e.to_string())?;
-    let (mut scheduled, mut runs) = (found.scheduled, Vec::new());
-    if let Some(repeated) = within.repeated {
-        let repeated: Repeated = repeated.into_inner();
-        runs = repeated.again();
-        scheduled = scheduled.repeated(repeated);
+/// What is cut into slices, and how many examples they have.
+#[derive(Clone)]
+struct Way {
+    chosen: Vec<bool>,
+    examples: u32,
+}
+
+/// The search for what to cut.
+struct Search<'a> {
+    cuttable: &'a Cuttable<'a>,
+    floor: u64,
+    room: u64,
+    options: &'a Options,
+    /// The time of the program when nothing is cut.
+    base: f64,
+}
+
+impl Search<'_> {
+    /// Kernels chosen by the values they touch, in ever more slices: the fastest that keeps to the room, and those that do not.
+    #[allow(clippy::type_complexity)]
+    fn first(&self) -> Result<(Option<(Found, Way)>, Vec<(Found, Way)>), String> {
+        let (cuttable, mut best, mut tight) = (self.cuttable, None, Vec::new());
+        let all = cuttable.bounds.0[usize::from(cuttable.batch.0)];
+        let mut last = Vec::new();
+        for share in SHARES {
+            let touches = |task: usize| cuttable.pays[task] && cuttable.largest(task) > self.room / share;
+            let chosen: Vec<bool> = (0..cuttable.pays.len()).map(touches).collect();
+            if chosen == last || !chosen.contains(&true) {
+                continue;
+            }
+            let mut sizes = None;
+            for count in (1..).map(|power| 1u32 << power).take_while(|&count| count <= MOST_SLICES.min(all)) {
+                let way = Way { chosen: chosen.clone(), examples: all.div_ceil(count) };
+                let Some(cut) = cuttable.cut(&way.chosen, way.examples)? else { continue };
+                let count = cut.sliced.as_ref().map(|sliced| sliced.count);
+                if sizes == count || cut.tasks.len() > MOST_TASKS {
+                    continue;
+                }
+                sizes = count;
+                let found = self.plan(cut)?;
+                if found.plan.height <= self.room {
+                    // More slices take more time.
+                    best = Some(match best.take() {
+                        Some(best) => self.better(best, (found, way)),
+                        None => (found, way),
+                    });
+                    break;
+                }
+                tight.push((found, way));
+            }
+            last = chosen;
+        }
+        Ok((best, tight))
     }
-    Ok(Found { scheduled, plan: within.plan, again: runs, floor: found.floor })
+
+    fn plan(&self, scheduled: Scheduled) -> Result<Found, String> {
+        let plan = plan_for(&scheduled.dag, self.room, self.options).map_err(|e| e.to_string())?;
+        Ok(Found { floor: self.floor, again: Vec::new(), plan, scheduled })
+    }
+
+    fn better(&self, one: (Found, Way), other: (Found, Way)) -> (Found, Way) {
+        let rank = |f: &Found| (f.plan.height.max(self.room), f.cost(), f.plan.height);
+        if rank(&other.0) < rank(&one.0) { other } else { one }
+    }
+
+    /// The same in slices of fewer kernels, as long as that keeps to the room: those left whole first that slices cost most.
+    fn fewer(&self, mut found: Found, mut way: Way, again: bool) -> Result<(Found, Way), String> {
+        let worth = self.base * if again { LITTLE } else { WORTH };
+        let mut costly: Vec<(usize, f64)> = (0..way.chosen.len())
+            .filter(|&task| way.chosen[task])
+            .map(|task| (task, self.cuttable.extra(task, way.examples)))
+            .filter(|(_, extra)| *extra > worth)
+            .collect();
+        costly.sort_by(|a, b| b.1.total_cmp(&a.1));
+        for (task, _) in costly.into_iter().take(MOST_WHOLE) {
+            let mut fewer = way.clone();
+            fewer.chosen[task] = false;
+            let Some(cut) = self.cuttable.cut(&fewer.chosen, fewer.examples)? else { continue };
+            let mut other = self.plan(cut)?;
+            if again && other.plan.height > self.room {
+                other = self.again(other)?;
+            }
+            if other.plan.height <= self.room && other.cost() < found.cost() {
+                (found, way) = (other, fewer);
+            }
+        }
+        Ok((found, way))
+    }
+
+    /// The same program with some slices run again.
+    fn again(&self, found: Found) -> Result<Found, String> {
+        let options = &Options { effort: self.options.effort / AGAIN, ..*self.options };
+        let within = plan_within(&found.scheduled.dag, found.plan, self.room, options).map_err(|e| e.to_string())?;
+        let (mut scheduled, mut runs) = (found.scheduled, Vec::new());
+        if let Some(repeated) = within.repeated {
+            let repeated: Repeated = repeated.into_inner();
+            runs = repeated.again();
+            scheduled = scheduled.repeated(repeated);
+        }
+        Ok(Found { scheduled, plan: within.plan, again: runs, floor: found.floor })
+    }
 }
 
 /// What no slicing changes: what a task that cannot be sliced touches, or whose sums would be larger, less what it may do in
