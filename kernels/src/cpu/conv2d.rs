@@ -67,6 +67,11 @@ impl Conv2d {
         self.space.bytes(self.threads)
     }
 
+    pub fn slower(&self, spec: &Spec) -> f64 {
+        let is_gradient = body(spec).is_ok_and(|body| body.kind == ConvKind::WeightGrad);
+        self.limits.slower[if is_gradient { 2 } else { 1 }]
+    }
+
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Ok(body) = body(spec) else { unreachable!("checked by new") };
         let sizes = Sizes::new(body, launch.env);

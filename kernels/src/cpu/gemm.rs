@@ -43,15 +43,17 @@ pub(super) struct Limits {
     pub steps: usize,
     /// Elements of a tile of an image.
     pub tile: usize,
+    /// About how many times as long kernels take as with the first: products, convolutions, and their weights' gradients.
+    pub slower: [f64; 3],
 }
 
 /// From the fastest to the smallest, for whoever has no memory for that.
 static LIMITS: [Limits; 5] = [
-    Limits { rows: ROWS, left: LEFT, acc: [ACC, ACC_WIDE], steps: DEPTH, tile: TILE },
-    Limits { rows: ROWS / 2, left: LEFT / 3, acc: [ACC / 4; 2], steps: DEPTH / 2, tile: TILE / 2 },
-    Limits { rows: ROWS / 3, left: LEFT / 12, acc: [ACC / 8; 2], steps: DEPTH / 4, tile: TILE / 4 },
-    Limits { rows: ROWS / 6, left: LEFT / 48, acc: [ACC / 16; 2], steps: DEPTH / 8, tile: TILE / 8 },
-    Limits { rows: ROWS / 12, left: LEFT / 192, acc: [ACC / 64; 2], steps: DEPTH / 16, tile: TILE / 16 },
+    Limits { rows: ROWS, left: LEFT, acc: [ACC, ACC_WIDE], steps: DEPTH, tile: TILE, slower: [1.0; 3] },
+    Limits { rows: ROWS / 2, left: LEFT / 3, acc: [ACC / 4; 2], steps: DEPTH / 2, tile: TILE / 2, slower: [1.05, 1.3, 1.02] },
+    Limits { rows: ROWS / 3, left: LEFT / 12, acc: [ACC / 8; 2], steps: DEPTH / 4, tile: TILE / 4, slower: [1.15, 1.6, 1.1] },
+    Limits { rows: ROWS / 6, left: LEFT / 48, acc: [ACC / 16; 2], steps: DEPTH / 8, tile: TILE / 8, slower: [1.3, 1.7, 1.5] },
+    Limits { rows: ROWS / 12, left: LEFT / 192, acc: [ACC / 64; 2], steps: DEPTH / 16, tile: TILE / 16, slower: [1.6, 1.8, 2.6] },
 ];
 
 /// Blocks of the result below which a long contracted axis is split.
@@ -117,6 +119,10 @@ impl Matmul {
 
     pub fn workspace(&self) -> u64 {
         self.space.bytes(self.threads)
+    }
+
+    pub fn slower(&self) -> f64 {
+        self.limits.slower[0]
     }
 
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
@@ -230,9 +236,9 @@ pub(super) fn partial_space(rows: usize, columns: usize, fewest: usize, depth_bl
 impl Limits {
     /// The fastest whose part of a workspace is no larger than `most` bytes, or the smallest.
     pub fn within(most: usize, space: impl Fn(&Limits) -> Space) -> (&'static Limits, Space) {
-        let mut all = LIMITS.iter().map(|limits| (limits, space(limits)));
+        let all = LIMITS.iter().map(|limits| (limits, space(limits)));
         let fits = all.clone().find(|(_, space)| space.part() <= most);
-        fits.unwrap_or_else(|| all.next_back().expect("there are limits"))
+        fits.or_else(|| all.min_by_key(|(_, space)| space.part())).expect("there are limits")
     }
 
     /// Whether a left operand of so many rows and steps stays packed.

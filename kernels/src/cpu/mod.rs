@@ -215,6 +215,15 @@ impl Kernel {
         }
     }
 
+    /// About how many times as long it takes as with the workspace that it is fastest with.
+    pub fn slower(&self) -> f64 {
+        match &self.body {
+            Prepared::Matmul(k) => k.slower(),
+            Prepared::Conv2d(k) => k.slower(&self.spec),
+            _ => 1.0,
+        }
+    }
+
     /// Runs the kernel over regions of `memory`, one per argument in the order of [`Spec::arguments`].
     ///
     /// # Panics

@@ -39,7 +39,7 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
     let mut fit = Fit { graph, room, session, target, once, base };
     let glance = Options { effort: options.effort / GLANCE, ..*options };
     let mut tried = vec![(fit.fit(&all, &glance)?, all)];
-    let lean = target.lean().filter(|_| !session.options.wide);
+    let lean = target.lean().filter(|_| !session.options.wide && session.offload.is_none());
     let enough = |fit: &Fitted| fit.offsets.height <= room && fit.again.overhead <= LITTLE;
     if let Some(lean) = lean.as_ref().filter(|_| !enough(&tried[0].0)) {
         let scheduled = schedule(graph, tried[0].1.0.tasks.clone(), lean, guard).map_err(internal)?;
@@ -89,10 +89,6 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
             let again = Again { tasks: found.again, overhead, once, floor: floor.min(found.floor), sliced, ..Again::default() };
             best = Fitted { scheduled: found.scheduled, offsets: found.plan, again };
         }
-    }
-    if best.offsets.height <= room && lean.is_some() {
-        let (scheduled, offsets) = widen(graph, best.scheduled, best.offsets, target, room).map_err(internal)?;
-        best = Fitted { scheduled, offsets, ..best };
     }
     Ok(best)
 }
@@ -152,15 +148,27 @@ impl Fit<'_> {
             return Ok(fitted);
         }
         let (planned, again) = ((&fitted.scheduled, &fitted.offsets), &fitted.again.tasks);
-        if let Some((scheduled, tasks)) = rejoin(self.graph, planned, again, self.room, self.target).map_err(internal)? {
+        let joined = rejoin(self.graph, planned, again, self.room, self.target).map_err(internal)?;
+        fitted = self.widened(fitted)?;
+        if let Some((scheduled, tasks)) = joined {
             let offsets = plan_for(&scheduled.dag, self.room, options).map_err(|e| internal(e.to_string()))?;
             let overhead = time(&scheduled.dag) / self.base - 1.0;
-            let joined = Fitted { scheduled, offsets, again: Again { tasks, overhead, ..fitted.again.clone() } };
+            let joined = self.widened(Fitted { scheduled, offsets, again: Again { tasks, overhead, ..fitted.again.clone() } })?;
             if self.rank(&joined) < self.rank(&fitted) {
                 fitted = joined;
             }
         }
         Ok(fitted)
+    }
+
+    /// The same with the workspaces that there is room for.
+    fn widened(&self, fitted: Fitted) -> Result<Fitted> {
+        if fitted.offsets.height > self.room {
+            return Ok(fitted);
+        }
+        let (scheduled, offsets) = widen(self.graph, fitted.scheduled, fitted.offsets, self.target, self.room).map_err(Error::Internal)?;
+        let overhead = time(&scheduled.dag) / self.base - 1.0;
+        Ok(Fitted { scheduled, offsets, again: Again { overhead, ..fitted.again } })
     }
 }
 

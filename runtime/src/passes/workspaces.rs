@@ -15,7 +15,8 @@ use super::schedule::Scheduled;
 use crate::backend::{Kernel, Target};
 use crate::graph::Graph;
 
-/// Gives kernels of a planned program larger workspaces where there is room for them: buffers stay where they are.
+/// Gives kernels of a planned program larger workspaces where there is room for them, and says what time they take with what they
+/// get: buffers stay where they are.
 pub fn widen(graph: &Graph, mut scheduled: Scheduled, mut plan: Plan, target: &Target, room: u64) -> Result<(Scheduled, Plan), String> {
     // A copy's steps have no workspace, and no kernel.
     if scheduled.work.is_some() {
@@ -40,6 +41,8 @@ pub fn widen(graph: &Graph, mut scheduled: Scheduled, mut plan: Plan, target: &T
             plan.workspace_offsets[task.index()] = gap.0;
             plan.without_reuse += planned.workspace_occupied() - before;
         }
+        let slower = scheduled.kernels[task.index()].cpu().map_or(1.0, cpu::Kernel::slower);
+        planned.cost = (planned.cost as f64 * slower) as u64;
         bound = bound.max(busy.iter().map(|(from, to)| to - from).sum::<u64>() + planned.workspace_occupied());
     }
     plan.lower_bound = bound;

@@ -12,7 +12,7 @@ use super::{Call, Sizes, source};
 use crate::cpu::gemm::drive::{Blocking, Chains, MicroPanel, Product, Room, Space, Stretch, drive};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::pack::{self, Piece};
-use crate::cpu::gemm::{DEPTH, Limits, even, share_rows, wanted};
+use crate::cpu::gemm::{DEPTH, Limits, ROWS, even, share_rows, wanted};
 use crate::cpu::tile::Bound;
 use crate::spec::ConvKind;
 
@@ -23,10 +23,18 @@ const LANES: usize = 16;
 const PACKED_COLUMNS: usize = 512;
 /// Most left panels that read vectors from the tile rather than have them packed: vectors across two cache lines cost little then.
 const TILED_PANELS: usize = 3;
+/// Fewest rows and steps that a block is limited to: what comes before each takes the longer, the smaller blocks are.
+const FEWEST_ROWS: usize = ROWS / 2;
+const FEWEST_STEPS: usize = DEPTH / 4;
 
 /// Channels of the source in chains of the contracted axis and their blocks.
 fn chains(sizes: &Sizes, limits: &Limits) -> Chains {
-    Chains::new(sizes.source, even(sizes.source, DEPTH / sizes.taps(), 1), limits.steps / sizes.taps())
+    Chains::new(sizes.source, even(sizes.source, DEPTH / sizes.taps(), 1), steps(limits) / sizes.taps())
+}
+
+/// Most steps of a block.
+fn steps(limits: &Limits) -> usize {
+    limits.steps.max(FEWEST_STEPS)
 }
 
 /// Phases of output positions.
@@ -48,11 +56,11 @@ pub(super) fn columns(positions: usize, axes: &[Axis; 2], micro: &Micro) -> usiz
 pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Space {
     let (width, phases) = (micro.columns(), phases(&sizes.axes));
     let depth = sizes.source.saturating_mul(sizes.taps());
-    let block = depth.min(limits.steps.max(sizes.taps()));
-    let rows = sizes.other.min(limits.rows);
+    let block = depth.min(steps(limits).max(sizes.taps()));
+    let rows = sizes.other.min(limits.rows.max(FEWEST_ROWS));
     let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
     let positions = sizes.images.saturating_mul(height).saturating_mul(length);
-    let channels = (limits.steps / sizes.taps()).max(1).min(sizes.source);
+    let channels = (steps(limits) / sizes.taps()).max(1).min(sizes.source);
     let tile = |rows, columns, images| Shape::new(&sizes.axes, channels, rows, columns).elements(images);
     let tile = limits.tile.max(tile(1, width.min(length), 1)).min(tile(height, length, sizes.images));
     // Every phase of a block of all rows may have to be rounded up to a width.
@@ -67,7 +75,7 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Space {
         acc,
         // The block with its phases between one another, in front of the epilogue's own.
         scratch: if is_phased(&sizes.axes) { acc.saturating_mul(4).next_multiple_of(64) } else { 0 },
-        chain: if depth > DEPTH && limits.steps < DEPTH { acc } else { 0 },
+        chain: if depth > DEPTH && steps(limits) < DEPTH { acc } else { 0 },
         partial: 0,
     }
 }
@@ -80,7 +88,7 @@ pub(super) unsafe fn run(call: &Call) {
     let (rows, depth) = (sizes.other, sizes.source * sizes.taps());
     let threads = kernel.threads.min(launch.team.threads());
     let (width, phases) = (micro.columns(), phases(&sizes.axes));
-    let mut blocking = Blocking { rows: even(rows, limits.rows, 1), columns: 0, resident: true, splits: 1 };
+    let mut blocking = Blocking { rows: even(rows, limits.rows.max(FEWEST_ROWS), 1), columns: 0, resident: true, splits: 1 };
     blocking.resident = limits.resident(blocking.rows, depth);
     let acc = limits.acc[usize::from(!blocking.resident)];
     let most = (acc / blocking.rows / phases / width * width).max(width);

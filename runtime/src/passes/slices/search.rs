@@ -7,7 +7,7 @@ use slabwise_planner::{Buffer, BufferId, Dag, Options, Plan, Repeated, plan_for,
 use super::Cuttable;
 use crate::backend::Target;
 use crate::graph::Graph;
-use crate::passes::Scheduled;
+use crate::passes::{Scheduled, widen};
 
 /// Most slices of a kernel.
 const MOST_SLICES: u32 = 64;
@@ -20,6 +20,8 @@ const TRIED_AGAIN: usize = 2;
 /// Most kernels that are tried whole again, and the part of the program's time that slices of one must cost for that.
 const MOST_WHOLE: usize = 16;
 const WORTH: f64 = 1e-3;
+/// Most of them where slices run again, which takes longer to find.
+const MOST_AGAIN: usize = 3;
 /// So little more time that running slices again would not pay.
 const LITTLE: f64 = 0.02;
 /// The part of the effort that the search for what runs again takes: there are many slices, of little cost each.
@@ -67,7 +69,7 @@ pub fn slices_within(
         Target::Cuda(..) => return Ok(None),
     };
     let Some(cuttable) = Cuttable::new(graph, scheduled, (config, workspace), guard)? else { return Ok(None) };
-    let search = Search { cuttable: &cuttable, floor: floor(&cuttable), room, options, base: time(&scheduled.dag) };
+    let search = Search { cuttable: &cuttable, target, floor: floor(&cuttable), room, options, base: time(&scheduled.dag) };
     let (mut best, mut tight) = search.first()?;
     if let Some((found, way)) = best.take() {
         best = Some(search.fewer(found, way, false)?);
@@ -98,6 +100,7 @@ struct Way {
 /// The search for what to cut.
 struct Search<'a> {
     cuttable: &'a Cuttable<'a>,
+    target: &'a Target,
     floor: u64,
     room: u64,
     options: &'a Options,
@@ -118,7 +121,7 @@ impl Search<'_> {
             if chosen == last || !chosen.contains(&true) {
                 continue;
             }
-            let mut sizes = None;
+            let (mut sizes, mut fits) = (None, None);
             for count in (1..).map(|power| 1u32 << power).take_while(|&count| count <= MOST_SLICES.min(all)) {
                 let way = Way { chosen: chosen.clone(), examples: all.div_ceil(count) };
                 let Some(cut) = cuttable.cut(&way.chosen, way.examples)? else { continue };
@@ -128,15 +131,20 @@ impl Search<'_> {
                 }
                 sizes = count;
                 let found = self.plan(cut)?;
-                if found.plan.height <= self.room {
-                    // More slices take more time.
-                    best = Some(match best.take() {
-                        Some(best) => self.better(best, (found, way)),
-                        None => (found, way),
-                    });
+                if found.plan.height > self.room {
+                    tight.push((found, way));
+                    continue;
+                }
+                // More slices take more time, but may leave room for larger workspaces.
+                let cost = found.cost();
+                let slower = fits.replace(cost).is_some_and(|before| before <= cost);
+                best = Some(match best.take() {
+                    Some(best) => self.better(best, (found, way)),
+                    None => (found, way),
+                });
+                if slower {
                     break;
                 }
-                tight.push((found, way));
             }
             last = chosen;
         }
@@ -145,7 +153,16 @@ impl Search<'_> {
 
     fn plan(&self, scheduled: Scheduled) -> Result<Found, String> {
         let plan = plan_for(&scheduled.dag, self.room, self.options).map_err(|e| e.to_string())?;
-        Ok(Found { floor: self.floor, again: Vec::new(), plan, scheduled })
+        self.widened(Found { floor: self.floor, again: Vec::new(), plan, scheduled })
+    }
+
+    /// The same with the workspaces that there is room for.
+    fn widened(&self, found: Found) -> Result<Found, String> {
+        if found.plan.height > self.room {
+            return Ok(found);
+        }
+        let (scheduled, plan) = widen(self.cuttable.graph, found.scheduled, found.plan, self.target, self.room)?;
+        Ok(Found { scheduled, plan, ..found })
     }
 
     fn better(&self, one: (Found, Way), other: (Found, Way)) -> (Found, Way) {
@@ -155,14 +172,14 @@ impl Search<'_> {
 
     /// The same in slices of fewer kernels, as long as that keeps to the room: those left whole first that slices cost most.
     fn fewer(&self, mut found: Found, mut way: Way, again: bool) -> Result<(Found, Way), String> {
-        let worth = self.base * if again { LITTLE } else { WORTH };
+        let (most, worth) = if again { (MOST_AGAIN, LITTLE) } else { (MOST_WHOLE, WORTH) };
         let mut costly: Vec<(usize, f64)> = (0..way.chosen.len())
             .filter(|&task| way.chosen[task])
             .map(|task| (task, self.cuttable.extra(task, way.examples)))
-            .filter(|(_, extra)| *extra > worth)
+            .filter(|(_, extra)| *extra > worth * self.base)
             .collect();
         costly.sort_by(|a, b| b.1.total_cmp(&a.1));
-        for (task, _) in costly.into_iter().take(MOST_WHOLE) {
+        for (task, _) in costly.into_iter().take(most) {
             let mut fewer = way.clone();
             fewer.chosen[task] = false;
             let Some(cut) = self.cuttable.cut(&fewer.chosen, fewer.examples)? else { continue };
@@ -187,7 +204,7 @@ impl Search<'_> {
             runs = repeated.again();
             scheduled = scheduled.repeated(repeated);
         }
-        Ok(Found { scheduled, plan: within.plan, again: runs, floor: found.floor })
+        self.widened(Found { scheduled, plan: within.plan, again: runs, floor: found.floor })
     }
 }
 
