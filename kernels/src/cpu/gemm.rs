@@ -50,10 +50,10 @@ pub(super) struct Limits {
 /// From the fastest to the smallest, for whoever has no memory for that.
 static LIMITS: [Limits; 5] = [
     Limits { rows: ROWS, left: LEFT, acc: [ACC, ACC_WIDE], steps: DEPTH, tile: TILE, slower: [1.0; 3] },
-    Limits { rows: ROWS / 2, left: LEFT / 3, acc: [ACC / 4; 2], steps: DEPTH / 2, tile: TILE / 2, slower: [1.05, 1.3, 1.02] },
-    Limits { rows: ROWS / 3, left: LEFT / 12, acc: [ACC / 8; 2], steps: DEPTH / 4, tile: TILE / 4, slower: [1.15, 1.6, 1.1] },
-    Limits { rows: ROWS / 6, left: LEFT / 48, acc: [ACC / 16; 2], steps: DEPTH / 8, tile: TILE / 8, slower: [1.3, 1.7, 1.5] },
-    Limits { rows: ROWS / 12, left: LEFT / 192, acc: [ACC / 64; 2], steps: DEPTH / 16, tile: TILE / 16, slower: [1.6, 1.8, 2.6] },
+    Limits { rows: ROWS / 2, left: LEFT / 3, acc: [ACC / 4; 2], steps: DEPTH / 2, tile: TILE / 2, slower: [1.05, 1.1, 1.02] },
+    Limits { rows: ROWS / 3, left: LEFT / 12, acc: [ACC / 8; 2], steps: DEPTH / 4, tile: TILE / 4, slower: [1.15, 1.2, 1.1] },
+    Limits { rows: ROWS / 6, left: LEFT / 48, acc: [ACC / 16; 2], steps: DEPTH / 8, tile: TILE / 8, slower: [1.3, 1.3, 1.5] },
+    Limits { rows: ROWS / 12, left: LEFT / 192, acc: [ACC / 64; 2], steps: DEPTH / 16, tile: TILE / 16, slower: [1.6, 1.4, 2.6] },
 ];
 
 /// Blocks of the result below which a long contracted axis is split.

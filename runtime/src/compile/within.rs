@@ -41,7 +41,8 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
     let mut tried = vec![(fit.fit(&all, &glance)?, all)];
     let lean = target.lean().filter(|_| !session.options.wide && session.offload.is_none());
     let enough = |fit: &Fitted| fit.offsets.height <= room && fit.again.overhead <= LITTLE;
-    if let Some(lean) = lean.as_ref().filter(|_| !enough(&tried[0].0)) {
+    // Whoever can keep to the budget otherwise does so with workspaces that kernels are fastest with.
+    if let Some(lean) = lean.as_ref().filter(|_| tried[0].0.offsets.height > room) {
         let scheduled = schedule(graph, tried[0].1.0.tasks.clone(), lean, guard).map_err(internal)?;
         let offsets = plan(&scheduled.dag, &glance).map_err(|e| internal(e.to_string()))?;
         let way = (scheduled, offsets);
