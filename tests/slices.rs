@@ -183,6 +183,104 @@ fn random_networks_train_to_the_same_bits_in_slices() {
     assert!(sliced >= 4 && again >= 2, "{sliced} programs in slices, {again} of them with slices that run again");
 }
 
+/// Steps of the built-in perceptron on whole batches and on smaller ones.
+fn perceptron(budget: Budget, threads: usize, options: CompileOptions) -> Result<Trained> {
+    let params = Params::seeded(6);
+    let network = Model::Mlp.build(&params);
+    let mut session = session(params, budget, threads).with_options(options);
+    let program = network.training(&mut session, Dim::Fixed(64), OptimizerKind::Sgd)?;
+    let feeds: Vec<_> = [1, 2, 3]
+        .into_iter()
+        .map(|seed| {
+            let (Examples::Images(images), labels) = Model::Mlp.batch(64, seed) else { panic!("images") };
+            (images, labels)
+        })
+        .collect();
+    Ok(Trained::of(session, program, &feeds))
+}
+
+/// Its largest workspaces are larger than all that its kernels touch.
+#[test]
+fn workspaces_are_as_large_as_there_is_room_for() {
+    let (all, roomy) = (CompileOptions::default(), CompileOptions { wide: true, ..CompileOptions::default() });
+    for threads in [1, 2] {
+        let whole = perceptron(Budget::Unlimited, threads, all).expect("it compiles");
+        let once = whole.program.plan().slab_bytes();
+        let mut last = (0, 0);
+        for percent in [50, 75, 90] {
+            let within = perceptron(Budget::Fraction(percent as f64 / 100.0), threads, all);
+            // One thread has half the workspaces, so half of that is less than what the kernels touch.
+            let within = match within {
+                Err(Error::Budget { budget, needed, .. }) if threads == 1 && percent == 50 => {
+                    assert!(budget < needed, "{budget} {needed}");
+                    continue;
+                }
+                within => within.unwrap_or_else(|e| panic!("{threads} threads, {percent} %: {e}")),
+            };
+            let plan = within.program.plan();
+            assert!(plan.slab_bytes() * 100 <= once * percent && plan.again().tasks.is_empty(), "{plan}");
+            assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
+            within.assert_same(&whole, &format!("{threads} threads within {percent} %"));
+            // More room is used.
+            let workspaces = plan.dag().tasks.iter().map(|task| task.workspace).sum::<u64>();
+            assert!(workspaces > last.0 && plan.slab_bytes() > last.1, "{workspaces} after {last:?}\n{plan}");
+            last = (workspaces, plan.slab_bytes());
+        }
+        let Some(Error::Budget { budget, needed, .. }) = perceptron(Budget::Fraction(0.5), threads, roomy).err() else {
+            panic!("too small")
+        };
+        assert!(budget < needed, "{budget} {needed}");
+    }
+}
+
+/// Layers whose weights are small beside a batch of what goes through them: their gradients are summed up slice by slice, in
+/// batches that are a chain of multiply-adds and in those that are several.
+#[test]
+fn dense_layers_sum_their_gradients_slice_by_slice() {
+    let train = |budget: Budget, threads: usize| {
+        let params = Params::seeded(3);
+        let at = params.root();
+        let sizes = [24, 40, 33, 6];
+        let layers: Vec<Linear> =
+            sizes.windows(2).enumerate().map(|(i, s)| Linear::new(&at / format!("l{i}").as_str(), s[0], s[1])).collect();
+        let mut session = session(params, budget, threads);
+        let trace = Trace::training();
+        let batch = Dim::bounded("batch", 1400);
+        let (x, labels) = (trace.input("x", F32, (batch, 24)), trace.input("labels", I32, (batch,)));
+        let logits = layers.iter().enumerate().fold(x, |h, (i, layer)| if i == 0 { h.apply(layer) } else { h.tanh().apply(layer) });
+        let loss = logits.cross_entropy(labels);
+        trace.minimize(loss, Adam::new(1e-2));
+        let program = session.compile(&trace, [loss])?;
+        let mut noise = noise(9);
+        let feeds: Vec<_> = [1400, 1025, 512, 3, 1400]
+            .into_iter()
+            .map(|n| {
+                let x = ArrayD::from_shape_simple_fn(IxDyn(&[n, 24]), &mut noise);
+                (x, Array1::from_shape_fn(n, |i| (i % 6) as i32).into_dyn())
+            })
+            .collect();
+        Result::Ok(Trained::of(session, program, &feeds))
+    };
+    let all = train(Budget::Unlimited, 2).expect("it compiles");
+    let mut summed = 0;
+    for (percent, threads) in [(60, 1), (60, 2), (45, 2), (35, 2)] {
+        let within = match train(Budget::Fraction(percent as f64 / 100.0), threads) {
+            Ok(within) => within,
+            Err(Error::Budget { budget, needed, .. }) => {
+                assert!(budget < needed, "{budget} {needed}");
+                continue;
+            }
+            Err(other) => panic!("{other}"),
+        };
+        let plan = within.program.plan();
+        assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
+        within.assert_same(&all, &format!("{threads} threads within {percent} %"));
+        let is_sum = |name: &str| name.starts_with("sums of") && name.contains("matmul.grad");
+        summed += usize::from(plan.dag().buffers.iter().any(|buffer| is_sum(&buffer.name)));
+    }
+    assert!(summed >= 2, "{summed} plans with sums of products");
+}
+
 /// The comparison mode takes slices' buffers from the pool, and inputs that stay on the device are read slice by slice.
 #[test]
 fn slices_run_from_the_pool_and_on_resident_inputs() {

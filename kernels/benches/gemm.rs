@@ -14,14 +14,18 @@ fn main() {
     Divan::from_args().main();
 }
 
-/// Times a kernel; a counted item is one multiplication and one addition, so 1 Gitem/s is 2 GFLOP/s.
-fn time(bencher: Bencher, spec: Spec, sizes: [usize; 3], isa: Isa, threads: usize, work: usize) {
+/// Times a kernel with a workspace of at most so many bytes, if that can be; a counted item is one multiplication and one addition, so 1 Gitem/s is 2 GFLOP/s.
+fn time_within(room: u64, bencher: Bencher, spec: Spec, sizes: [usize; 3], isa: Isa, threads: usize, work: usize) {
     let team = Team::new(threads);
-    let kernel = Kernel::new(spec, &Env::default(), &Config { threads, isa }).expect("a valid spec");
+    let kernel = Kernel::within(spec, &Env::default(), &Config { threads, isa }, room).expect("a valid spec");
     let mut memory = Memory::new();
     let args = filled(&mut memory, &sizes);
     let workspace = memory.reserve(kernel.workspace()).expect("memory");
     bencher.counter(ItemsCount::new(work)).bench_local(|| kernel.run(&mut memory, &args, &workspace, &Env::default(), &team));
+}
+
+fn time(bencher: Bencher, spec: Spec, sizes: [usize; 3], isa: Isa, threads: usize, work: usize) {
+    time_within(u64::MAX, bencher, spec, sizes, isa, threads, work);
 }
 
 /// A product of `m × k` and `k × n`, either operand stored transposed.
@@ -41,6 +45,10 @@ impl std::fmt::Display for Product {
 }
 
 fn product(bencher: Bencher, p: Product, isa: Isa, threads: usize) {
+    product_within(u64::MAX, bencher, p, isa, threads);
+}
+
+fn product_within(room: u64, bencher: Bencher, p: Product, isa: Isa, threads: usize) {
     let Product { m, n, k, transposed } = p;
     let operand = |rows: usize, columns: usize, transposed: bool| {
         let mut operand = contiguous(&if transposed { [columns, rows] } else { [rows, columns] });
@@ -50,7 +58,7 @@ fn product(bencher: Bencher, p: Product, isa: Isa, threads: usize) {
         operand
     };
     let body = Matmul { k: Size::fixed(k as i64), a: operand(m, k, transposed[0]), b: operand(k, n, transposed[1]) };
-    time(bencher, plain(Body::Matmul(body), &[m, n]), [m * k, k * n, m * n], isa, threads, m * n * k);
+    time_within(room, bencher, plain(Body::Matmul(body), &[m, n]), [m * k, k * n, m * n], isa, threads, m * n * k);
 }
 
 const fn mm(m: usize, n: usize, k: usize, a: bool, b: bool) -> Product {
@@ -109,6 +117,26 @@ fn convolutions() -> Vec<Convolution> {
 fn convolution<const THREADS: usize>(bencher: Bencher, c: Convolution) {
     let (spec, sizes) = c.spec();
     time(bencher, spec, sizes, Isa::detect(), THREADS, c.work());
+}
+
+/// Bytes of workspaces, from more than any kernel here takes to fewer.
+const ROOMS: [u64; 6] = [1 << 30, 256 << 10, 128 << 10, 64 << 10, 32 << 10, 0];
+
+/// What smaller workspaces cost.
+#[divan::bench(args = ROOMS, consts = [0, 1, 2, 3, 4, 5])]
+fn workspace<const WHICH: usize>(bencher: Bencher, room: u64) {
+    let kinds = [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad];
+    match WHICH {
+        0..3 => {
+            let c = Convolution { kind: kinds[WHICH], n: 16, ci: 32, co: 64, hw: 14, k: 5, stride: 1, groups: 1 };
+            let (spec, sizes) = c.spec();
+            time_within(room, bencher, spec, sizes, Isa::detect(), 1, c.work());
+        }
+        _ => {
+            let p = [mm(64, 512, 784, false, false), mm(784, 512, 64, true, false), mm(512, 512, 512, false, true)][WHICH - 3];
+            product_within(room, bencher, p, Isa::detect(), 1);
+        }
+    }
 }
 
 /// What it costs to hand out a region of two empty chunks.

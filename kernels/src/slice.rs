@@ -62,7 +62,11 @@ impl Slicing {
         }
         let folds = match &spec.body {
             Body::Loop => axis?.0 >= spec.dims.len() - spec.reduced,
-            Body::Matmul(product) if !varies(&product.k) => {
+            Body::Matmul(product) if varies(&product.k) => {
+                per_example(&product.k).filter(|_| axis.is_none())?;
+                true
+            }
+            Body::Matmul(_) => {
                 axis?;
                 false
             }

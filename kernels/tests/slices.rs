@@ -16,6 +16,10 @@ use slabwise_kernels::spec::{
 
 const BATCH: Symbol = Symbol(0);
 
+/// Bytes of a guard zone, and what it holds at first.
+const GUARD: u64 = 1024;
+const POISON: i32 = 0x7fde_adbe;
+
 /// A size for each example of the batch.
 fn batch(per_example: usize) -> Size {
     Size::symbol(BATCH).checked_mul(Size::fixed(per_example as i64)).expect("small")
@@ -52,30 +56,35 @@ impl Case {
         env
     }
 
-    /// Runs `n` examples in slices of `size`, or whole, and returns all arguments afterwards.
-    fn run(&self, args: &[Vec<f32>], n: u32, size: Option<u32>, isa: Isa, team: &Team) -> Vec<Vec<u32>> {
+    /// Runs `n` examples in slices of a size with a workspace of at most so many bytes if that can be, or whole, and returns all arguments
+    /// afterwards. The workspace and the sums lie between guard zones.
+    fn run(&self, args: &[Vec<f32>], n: u32, slices: Option<(u32, u64)>, isa: Isa, team: &Team) -> Vec<Vec<u32>> {
         let (bound, config) = (self.bound(), Config { threads: team.threads(), isa });
         let mut env = bound;
         env.0[0] = n;
         let slicing = Slicing::of(&self.spec, BATCH).expect("a spec for slices");
         let mut memory = Memory::new();
-        let room = |memory: &mut Memory, values: &[f32]| {
+        let filled = |memory: &mut Memory, values: &[f32]| {
             let region = memory.reserve(values.len() as u64 * 4).expect("memory");
             memory.elements_mut::<f32>(&region).copy_from_slice(values);
             region
         };
-        let sliced = |most| Kernel::sliced(self.spec.clone(), BATCH, most, &bound, &config).expect("a valid spec").expect("slices");
-        let size = size.map(|size| size.next_multiple_of(sliced(size).slice_unit()));
-        let kernel = size.map_or_else(|| Kernel::new(self.spec.clone(), &bound, &config).expect("a valid spec"), sliced);
-        let workspace = memory.reserve(kernel.workspace()).expect("memory");
-        memory.elements_mut::<i32>(&workspace).fill(0x7fde_adbe);
-        let whole: Vec<Region> = args.iter().map(|values| room(&mut memory, values)).collect();
-        let Some(size) = size else {
+        let sliced =
+            |most, room| Kernel::sliced(self.spec.clone(), BATCH, most, &bound, &config, room).expect("a valid spec").expect("slices");
+        let slices = slices.map(|(size, room)| (size.next_multiple_of(sliced(size, room).slice_unit()), room));
+        let kernel = slices
+            .map_or_else(|| Kernel::new(self.spec.clone(), &bound, &config).expect("a valid spec"), |(size, room)| sliced(size, room));
+        let mut guarded = |bytes: u64| {
+            let arena = memory.reserve(bytes + 2 * GUARD).expect("memory");
+            memory.elements_mut::<i32>(&arena).fill(POISON);
+            (arena.part(GUARD, bytes), [arena.part(0, GUARD), arena.part(GUARD + bytes, GUARD)])
+        };
+        let [(workspace, before), (sums, behind)] = [guarded(kernel.workspace()), guarded(kernel.sums())];
+        let whole: Vec<Region> = args.iter().map(|values| filled(&mut memory, values)).collect();
+        let Some((size, _)) = slices else {
             kernel.run(&mut memory, &whole, &workspace, &env, team).expect("no fault");
             return whole.iter().map(|r| memory.elements::<f32>(r).iter().map(|x| x.to_bits()).collect()).collect();
         };
-        let sums = memory.reserve(kernel.sums()).expect("memory");
-        memory.elements_mut::<i32>(&sums).fill(0x7fde_adbe);
         let mut results: Vec<Vec<u32>> = args.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect();
         for from in (0..self.bound).step_by(size as usize) {
             let slice = Slice { from, to: (from + size).min(self.bound), last: from + size >= self.bound };
@@ -84,7 +93,7 @@ impl Case {
             let mut regions: Vec<Region> = Vec::new();
             for ((values, step), whole) in args.iter().zip(&slicing.steps).zip(&whole) {
                 regions.push(match step {
-                    Some(step) => room(&mut memory, &values[here(step.at(&env) as u64)]),
+                    Some(step) => filled(&mut memory, &values[here(step.at(&env) as u64)]),
                     None => *whole,
                 });
             }
@@ -94,6 +103,9 @@ impl Case {
                 let at = step.map_or(0..result.len(), |step| here(step.at(&env) as u64));
                 result[at].iter_mut().zip(memory.elements::<f32>(region)).for_each(|(to, from)| *to = from.to_bits());
             }
+        }
+        for guard in before.iter().chain(&behind) {
+            assert!(memory.elements::<i32>(guard).iter().all(|&x| x == POISON), "guard zone {guard:?} was written");
         }
         results
     }
@@ -116,11 +128,12 @@ fn check(case: &Case, random: &mut Random) {
                 assert!(changed.count() > 0, "nothing is computed");
             }
             for team in &teams {
-                for size in [1, random.int(1, case.bound as usize) as u32] {
-                    let got = case.run(&args, n, Some(size), isa, team);
+                let some = random.int(1, case.bound as usize) as u32;
+                for (size, room) in [(1, random.of(&[0, u64::MAX])), (some, u64::MAX), (some, random.of(&[0, 30_000, 100_000, 300_000]))] {
+                    let got = case.run(&args, n, Some((size, room)), isa, team);
                     assert!(
                         got == expected,
-                        "{isa}, {} threads: slices of {size} of {n} give other bits: {:#?}",
+                        "{isa}, {} threads: slices of {size} of {n} in {room} bytes give other bits: {:#?}",
                         team.threads(),
                         case.spec
                     );
@@ -201,6 +214,41 @@ fn products_split_as_the_whole_batch_does() {
             check(&Case { spec, bound: random.int(2, 6) as u32 }, &mut random);
         }
     }
+}
+
+/// The weight gradient of a dense layer: the batch is contracted, and slices may end anywhere in it.
+#[test]
+fn sums_of_products_go_on_where_the_last_slice_ended() {
+    let mut random = Random(17);
+    // Groups, rows and columns, rows for each example: results of one block and of several, of one column and of one row; long sums that
+    // are split, and that are not.
+    for ([groups, m, n], per_example, bound) in [
+        ([1, 5, 7], 1, 30),
+        ([2, 31, 1], 3, 11),
+        ([1, 1, 45], 2, 9),
+        ([1, 190, 140], 1, 7),
+        ([1, 13, 21], 300, 5),
+        ([3, 6, 18], 700, 7),
+        ([1, 9, 3], 1100, 5),
+        ([1, 1, 700], 260, 3),
+    ] {
+        let k = batch(per_example);
+        // Rows of groups, or a group's alone; either may be stored with its columns last or first.
+        let operand = |width: usize, contracted_first: bool| {
+            let strides = [width as i64, (groups * width) as i64, 1];
+            walked(&if contracted_first { strides } else { [strides[0], strides[2], strides[1]] })
+        };
+        let body = Body::Matmul(Matmul { k, a: operand(m, false), b: operand(n, true) });
+        let weight = walked(&contiguous(&[groups, m, n]));
+        let spec = anchored(body, fixed(&[groups, m, n]).collect(), weight.clone(), weight);
+        check(&Case { spec, bound }, &mut random);
+    }
+    // A result whose size varies has sums that do, too.
+    let body = Body::Matmul(Matmul { k: batch(1), a: walked(&[1, 4]), b: walked(&[3, 1]) });
+    let space = [Size::symbol(Symbol(1)), Size::fixed(3)].into_iter().collect();
+    let spec = anchored(body, space, walked(&[3, 1]), walked(&[3, 1]));
+    let config = Config { threads: 1, isa: Isa::Portable };
+    assert!(Kernel::sliced(spec, BATCH, 2, &Env([8; 8]), &config, u64::MAX).expect("a valid spec").is_none());
 }
 
 /// Σ x·y along some axes, where it is scaled and added to; every product is stored as well.
@@ -298,7 +346,7 @@ fn what_mixes_examples_has_no_slices() {
     let spec = summed([batch(1), Size::fixed(50)].into_iter().collect(), &[50, 1], &[0, 0], 2);
     let config = Config { threads: 1, isa: Isa::Portable };
     let bound = Env([8; 8]);
-    assert!(Kernel::sliced(spec, BATCH, 2, &bound, &config).expect("a valid spec").is_none());
+    assert!(Kernel::sliced(spec, BATCH, 2, &bound, &config, u64::MAX).expect("a valid spec").is_none());
     // And what is the same for all examples is not part of one.
     let slicing = Slicing::of(&summed(dims(1, &[5]), &[5, 1], &[1, 0], 1), BATCH).expect("rows of examples");
     assert!(!slicing.folds && slicing.steps.iter().all(Option::is_some));

@@ -25,8 +25,8 @@ use crate::memory::MemoryConfig;
 /// What kernels are prepared for.
 #[derive(Clone, Debug)]
 pub enum Target {
-    /// The CPU.
-    Cpu(Config),
+    /// The CPU, and the most bytes of a kernel's workspace, where one can do with fewer than it is fastest with.
+    Cpu(Config, u64),
     /// A CUDA device, and who times products there, if somebody does.
     #[cfg(feature = "cuda")]
     Cuda(slabwise_cuda::Target, Option<slabwise_cuda::Tuner>),
@@ -45,7 +45,7 @@ impl Target {
     /// Whether products take halves as they are; the CPU has kernels for f32 alone.
     pub(crate) fn multiplies_halves(&self) -> bool {
         match self {
-            Target::Cpu(_) => false,
+            Target::Cpu(..) => false,
             #[cfg(feature = "cuda")]
             Target::Cuda(..) => true,
         }
@@ -63,6 +63,15 @@ impl Target {
                 let _ = bounds;
                 vec![Choice::default(); specs.len()]
             }
+        }
+    }
+
+    /// The same with the smallest workspaces that kernels can do with, if it matters to them.
+    pub(crate) fn lean(&self) -> Option<Target> {
+        match self {
+            Target::Cpu(config, _) => Some(Target::Cpu(*config, 0)),
+            #[cfg(feature = "cuda")]
+            Target::Cuda(..) => None,
         }
     }
 
@@ -96,9 +105,9 @@ impl Kernel {
     pub(crate) fn new(spec: Spec, bounds: &Env, target: &Target, guarded: bool, choice: &Choice) -> Result<Kernel, SpecError> {
         match target {
             // On the CPU a run has stopped by then.
-            Target::Cpu(config) => {
+            Target::Cpu(config, workspace) => {
                 let _ = (guarded, choice);
-                cpu::Kernel::new(spec, bounds, config).map(|kernel| Kernel::Cpu(Box::new(kernel)))
+                cpu::Kernel::within(spec, bounds, config, *workspace).map(|kernel| Kernel::Cpu(Box::new(kernel)))
             }
             #[cfg(feature = "cuda")]
             Target::Cuda(target, _) => {
@@ -204,7 +213,7 @@ impl Backend {
         match self {
             Backend::Cpu(_) => {
                 let _ = room;
-                Target::Cpu(config)
+                Target::Cpu(config, u64::MAX)
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => Target::Cuda(gpu.target(), gpu.tuner(room)),

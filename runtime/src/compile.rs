@@ -34,6 +34,8 @@ pub struct CompileOptions {
     pub shapes: Shapes,
     /// Run every kernel on the whole batch, even where a budget could be kept by running some on slices of it.
     pub unsliced: bool,
+    /// Give every kernel the workspace that it is fastest with, even where a budget could be kept with smaller ones.
+    pub wide: bool,
     /// Launch every kernel by itself, even where a CUDA device could do several small ones, such as an optimizer's updates, by one
     /// launch without moving a byte of the plan.
     pub ungrouped: bool,

@@ -13,6 +13,7 @@ mod depthwise;
 mod tile;
 mod weight_grad;
 
+use super::gemm::Limits;
 use super::gemm::drive::Space;
 use super::gemm::micro::Micro;
 use super::tile::TileCode;
@@ -27,29 +28,33 @@ pub(crate) struct Conv2d {
     code: TileCode,
     micro: &'static Micro,
     threads: usize,
+    limits: &'static Limits,
     space: Space,
     /// Whether every channel is a group of its own.
     depthwise: bool,
 }
 
 impl Conv2d {
-    pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
+    /// Prepared for sizes up to `bound`, with a worker's part of the workspace of no more than `most` bytes where that is possible.
+    pub fn new(spec: &Spec, bound: &Env, config: &Config, most: usize) -> Result<Self, SpecError> {
         let body = body(spec)?;
         check(spec, body, bound)?;
         let code = TileCode::new(spec, config)?;
         let micro = Micro::of(config.isa);
         let sizes = Sizes::new(body, bound);
         let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
-        let space = match body.kind {
-            _ if depthwise => depthwise::space(&sizes, micro, body.kind),
-            ConvKind::WeightGrad => weight_grad::space(&sizes, micro),
-            _ => columns::space(&sizes, micro),
-        };
-        let space = Space { scratch: space.scratch + code.scratch_bytes(), ..space };
+        let (limits, space) = Limits::within(most, |limits| {
+            let space = match body.kind {
+                _ if depthwise => depthwise::space(&sizes, micro, body.kind),
+                ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits),
+                _ => columns::space(&sizes, micro, limits),
+            };
+            Space { scratch: space.scratch + code.scratch_bytes(), ..space }
+        });
         if space.right.max(space.left) > i32::MAX as usize {
             return Err(SpecError(format!("a convolution that needs a tile of {} elements", space.right.max(space.left))));
         }
-        Ok(Conv2d { code, micro, threads: config.threads.max(1), space, depthwise })
+        Ok(Conv2d { code, micro, threads: config.threads.max(1), limits, space, depthwise })
     }
 
     /// Where slices of a weight gradient may end, and its sums; `None` if more than the number of images varies.
@@ -60,6 +65,11 @@ impl Conv2d {
 
     pub fn workspace(&self) -> u64 {
         self.space.bytes(self.threads)
+    }
+
+    pub fn slower(&self, spec: &Spec) -> f64 {
+        let is_gradient = body(spec).is_ok_and(|body| body.kind == ConvKind::WeightGrad);
+        self.limits.slower[if is_gradient { 2 } else { 1 }]
     }
 
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {

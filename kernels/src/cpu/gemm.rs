@@ -9,24 +9,53 @@ mod simd;
 use std::ops::Range;
 
 use super::tile::{Bound, MAX_AXES, TileCode};
-use super::{Config, Launch, SpecError};
+use super::{Config, CutOff, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Body, Operand, Spec, check_operand};
-use drive::{Blocking, MicroPanel, Product, Room, Space, drive};
+use drive::{Blocking, Carry, Chains, MicroPanel, Product, Room, Space, drive_some};
 use micro::{Left, Micro, Right};
 use pack::Source;
 
-/// Most steps of the contracted axis in a block: a right micro-panel of so many steps stays in L2 beside the left panels.
+/// Steps of the contracted axis in a chain, most of them: a right micro-panel of so many steps stays in L2 beside the left panels.
 pub(super) const DEPTH: usize = 512;
 /// Most rows of a block of the result; a multiple of every micro-kernel's rows.
 pub(super) const ROWS: usize = 168;
+/// Elements of a tile of an image above which a smaller part of it is taken, if there is one.
+pub(super) const TILE: usize = 32 << 10;
 /// Most elements of a packed left operand, kept for the whole contracted axis.
 pub(super) const LEFT: usize = 96 << 10;
 /// Most elements of a block of the result while the left operand stays packed: the epilogue finds them in L2.
 pub(super) const ACC: usize = 32 << 10;
 /// The same when the left operand is packed anew for every strip, which wants wide strips.
 pub(super) const ACC_WIDE: usize = 64 << 10;
+
+/// How large what a worker packs and sums up may be: nothing here changes a bit of a result.
+#[derive(Debug)]
+pub(super) struct Limits {
+    /// Rows of a block.
+    pub rows: usize,
+    /// Elements of a left operand that stays packed.
+    pub left: usize,
+    /// Elements of a block, and of one for which the left operand is packed anew.
+    pub acc: [usize; 2],
+    /// Steps of a block of the contracted axis.
+    pub steps: usize,
+    /// Elements of a tile of an image.
+    pub tile: usize,
+    /// About how many times as long kernels take as with the first: products, convolutions, and their weights' gradients.
+    pub slower: [f64; 3],
+}
+
+/// From the fastest to the smallest, for whoever has no memory for that.
+static LIMITS: [Limits; 5] = [
+    Limits { rows: ROWS, left: LEFT, acc: [ACC, ACC_WIDE], steps: DEPTH, tile: TILE, slower: [1.0; 3] },
+    Limits { rows: ROWS / 2, left: LEFT / 3, acc: [ACC / 4; 2], steps: DEPTH / 2, tile: TILE / 2, slower: [1.05, 1.3, 1.02] },
+    Limits { rows: ROWS / 3, left: LEFT / 12, acc: [ACC / 8; 2], steps: DEPTH / 4, tile: TILE / 4, slower: [1.15, 1.6, 1.1] },
+    Limits { rows: ROWS / 6, left: LEFT / 48, acc: [ACC / 16; 2], steps: DEPTH / 8, tile: TILE / 8, slower: [1.3, 1.7, 1.5] },
+    Limits { rows: ROWS / 12, left: LEFT / 192, acc: [ACC / 64; 2], steps: DEPTH / 16, tile: TILE / 16, slower: [1.6, 1.8, 2.6] },
+];
+
 /// Blocks of the result below which a long contracted axis is split.
 const SPLIT_BLOCKS: usize = 8;
 /// Fewest blocks of the contracted axis in a split.
@@ -39,11 +68,14 @@ pub(crate) struct Matmul {
     code: TileCode,
     micro: &'static Micro,
     threads: usize,
+    limits: &'static Limits,
     space: Space,
 }
 
 impl Matmul {
-    pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
+    /// Prepared for sizes up to `bound`, of slices of a run of sizes up to `whole`, with a worker's part of the workspace of no more
+    /// than `most` bytes where that is possible.
+    pub fn new(spec: &Spec, [bound, whole]: [&Env; 2], config: &Config, most: usize) -> Result<Self, SpecError> {
         let Body::Matmul(body) = &spec.body else { return Err(SpecError("not a matrix product".into())) };
         let rank = spec.dims.len();
         if !(2..=MAX_AXES).contains(&rank) {
@@ -54,22 +86,43 @@ impl Matmul {
         let code = TileCode::new(spec, config)?;
         let micro = Micro::of(config.isa);
         let size = |s: Size| s.usize_at(bound);
-        let (m, n, k) = (size(spec.dims[rank - 2]), size(spec.dims[rank - 1]), size(body.k));
+        let (m, n) = (size(spec.dims[rank - 2]), size(spec.dims[rank - 1]));
+        let k = [size(body.k), body.k.usize_at(whole)];
         let fixed = spec.dims.iter().all(|d| d.as_fixed().is_some());
         let groups = spec.dims[..rank - 2].iter().fold(1usize, |p, &d| p.saturating_mul(size(d)));
-        let of = |m, n| space(m, n, k, if fixed { split_blocks(groups, m, n) } else { 1 }, micro);
-        // See `run` for what a single column does.
-        let space = match spec.dims[rank - 1].as_fixed() {
-            Some(1) => of(1, m),
-            Some(_) => of(m, n),
-            None => of(m, n).max(&of(1, m)),
+        let space = |limits: &Limits| {
+            let of = |m, n| space(m, n, k, if fixed { split_blocks(groups, m, n) } else { 1 }, micro, limits);
+            // See `run` for what a single column does.
+            let space = match spec.dims[rank - 1].as_fixed() {
+                Some(1) => of(1, m),
+                Some(_) => of(m, n),
+                None => of(m, n).max(&of(1, m)),
+            };
+            Space { scratch: code.scratch_bytes(), ..space }
         };
-        let space = Space { scratch: code.scratch_bytes(), ..space };
-        Ok(Matmul { code, micro, threads: config.threads.max(1), space })
+        let (limits, space) = Limits::within(most, space);
+        Ok(Matmul { code, micro, threads: config.threads.max(1), limits, space })
+    }
+
+    /// The sums of a product over a batch, which slices may cut anywhere; `None` if sizes of the result vary.
+    pub fn cut_off(&self, spec: &Spec, bound: &Env) -> Option<CutOff> {
+        let Body::Matmul(body) = &spec.body else { return None };
+        let dims: Vec<usize> = spec.dims.iter().map(|d| d.as_fixed().and_then(|d| usize::try_from(d).ok())).collect::<Option<_>>()?;
+        let [groups @ .., m, n] = &dims[..] else { return None };
+        let groups = groups.iter().fold(1usize, |p, &d| p.saturating_mul(d));
+        let (m, n) = if *n == 1 { (1, *m) } else { (*m, *n) };
+        // A longer contracted axis makes no fewer splits.
+        let chains = body.k.usize_at(bound).div_ceil(DEPTH);
+        let parts = splits(split_blocks(groups, m, n), chains) + usize::from(chains > 1);
+        Some(CutOff { unit: 1, sums: drive::sums(groups, m, n, parts, self.micro) })
     }
 
     pub fn workspace(&self) -> u64 {
         self.space.bytes(self.threads)
+    }
+
+    pub fn slower(&self) -> f64 {
+        self.limits.slower[0]
     }
 
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
@@ -93,8 +146,21 @@ impl Matmul {
             (a, b) = (b.turned(), a.turned());
         }
         let room = Room { workspace: launch.workspace, space: &self.space, threads: self.threads, team: launch.team };
-        let splits = splits(blocks, k.div_ceil(DEPTH));
-        let blocking = blocking(m, n, k, groups, splits, self.threads.min(launch.team.threads()), self.micro);
+        let chains = Chains::new(k, even(k, DEPTH, 1), self.limits.steps);
+        let folded = launch.part.filter(|part| part.slicing.folds);
+        let slice = folded.map_or(0..k, |part| {
+            let steps = body.k.checked_div_size(Size::symbol(part.slicing.batch)).map_or(1, |steps| steps.usize_at(env));
+            part.examples.start * steps..part.examples.end * steps
+        });
+        let carry = folded.map(|part| Carry {
+            chains: if slice.is_empty() { 0..0 } else { slice.start / chains.size()..slice.end.div_ceil(chains.size()) },
+            begun: !slice.start.is_multiple_of(chains.size()),
+            open: slice.end < k && !slice.end.is_multiple_of(chains.size()),
+            sums: part.sums.cast(),
+            last: part.last,
+        });
+        let splits = splits(blocks, chains.count());
+        let blocking = blocking([m, n, slice.len()], groups, splits, self.threads.min(launch.team.threads()), self.micro, self.limits);
         let product = Strided {
             spec,
             env,
@@ -103,12 +169,13 @@ impl Matmul {
             turned,
             sizes: [groups, m, n, k],
             strip: blocking.columns,
-            depth: even(k, DEPTH, 1),
+            chains,
+            slice,
             micro: self.micro,
             code: self.code.bind(spec, launch),
         };
         // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the contract of `run`.
-        unsafe { drive(&product, self.micro, &blocking, &room) };
+        unsafe { drive_some(&product, self.micro, &blocking, &room, carry) };
     }
 }
 
@@ -117,16 +184,16 @@ pub(super) fn even(total: usize, most: usize, multiple: usize) -> usize {
     total.div_ceil(total.div_ceil(most.max(1)).max(1)).next_multiple_of(multiple).max(multiple)
 }
 
-/// How a product is cut. Only `splits` (and the blocks of k) decide in which order an element is summed, and they follow
-/// from the sizes alone; the rest may look at the number of threads.
-fn blocking(m: usize, n: usize, k: usize, groups: usize, splits: usize, threads: usize, micro: &Micro) -> Blocking {
+/// How a product, or a slice of it, is cut. Only `splits` (and the chains of k) decide in which order an element is summed, and they
+/// follow from the sizes alone; the rest may look at the number of threads, and at the memory there is.
+fn blocking([m, n, k]: [usize; 3], groups: usize, splits: usize, threads: usize, micro: &Micro, limits: &Limits) -> Blocking {
     let width = micro.columns();
-    let mut rows = even(m, ROWS, 1);
     if splits > 1 {
-        return Blocking { rows, columns: SPLIT_COLUMNS.min(n.next_multiple_of(width)), resident: false, splits };
+        return Blocking { rows: even(m, ROWS, 1), columns: SPLIT_COLUMNS.min(n.next_multiple_of(width)), resident: false, splits };
     }
-    let resident = k <= DEPTH || rows * k <= LEFT;
-    let acc = if resident { ACC } else { ACC_WIDE };
+    let mut rows = even(m, limits.rows, 1);
+    let resident = limits.resident(rows, k);
+    let acc = limits.acc[usize::from(!resident)];
     let mut columns = even(n, (acc / rows / width * width).max(width), width);
     // Enough blocks for every thread to have several, by narrower strips first, as they need no more packing of the left
     // operand, then by fewer rows.
@@ -166,18 +233,42 @@ pub(super) fn partial_space(rows: usize, columns: usize, fewest: usize, depth_bl
     if splits(fewest, depth_blocks) > 1 { SPLIT_BLOCKS * ROWS.min(rows) * columns } else { 0 }
 }
 
-/// Room for every blocking of sizes up to these.
-fn space(m: usize, n: usize, k: usize, fewest: usize, micro: &Micro) -> Space {
-    let width = micro.columns();
-    let (rows, columns) = (m.min(ROWS), n.saturating_add(width).min(ACC_WIDE));
-    Space {
-        left: rows.saturating_mul(k).min(LEFT.max(ROWS * DEPTH)),
-        right: 0,
-        micro_panel: k.min(DEPTH) * width,
-        acc: (rows * columns).min(ACC_WIDE.max(ROWS * width)),
-        scratch: 0,
-        partial: partial_space(m, n, fewest, k.div_ceil(DEPTH), micro),
+impl Limits {
+    /// The fastest whose part of a workspace is no larger than `most` bytes, or the smallest.
+    pub fn within(most: usize, space: impl Fn(&Limits) -> Space) -> (&'static Limits, Space) {
+        let all = LIMITS.iter().map(|limits| (limits, space(limits)));
+        let fits = all.clone().find(|(_, space)| space.part() <= most);
+        fits.or_else(|| all.min_by_key(|(_, space)| space.part())).expect("there are limits")
     }
+
+    /// Whether a left operand of so many rows and steps stays packed.
+    pub fn resident(&self, rows: usize, steps: usize) -> bool {
+        steps <= self.steps || rows.saturating_mul(steps) <= self.left
+    }
+}
+
+/// Room for every blocking of sizes up to these; `k` of a slice and of the whole run.
+fn space(m: usize, n: usize, [k, whole]: [usize; 2], fewest: usize, micro: &Micro, limits: &Limits) -> Space {
+    let width = micro.columns();
+    let (columns, steps) = (n.saturating_add(width), k.min(limits.steps));
+    let block = |rows: usize, left: usize, acc: usize| Space {
+        left: rows.saturating_mul(k).min(left.max(rows.saturating_mul(steps))),
+        micro_panel: steps * width,
+        acc: rows.saturating_mul(columns).min(acc.max(rows.saturating_mul(width))),
+        ..Space::default()
+    };
+    let (rows, chains) = (m.min(limits.rows), whole.div_ceil(DEPTH));
+    let mut space = block(rows, limits.left, limits.acc[usize::from(!limits.resident(rows, k))]);
+    if splits(fewest, chains) > 1 {
+        let rows = m.min(ROWS);
+        space = space.max(&block(rows, 0, rows * SPLIT_COLUMNS));
+        // Slices keep these sums between them.
+        space.partial = if k < whole { 0 } else { partial_space(m, n, fewest, chains, micro) };
+    }
+    if chains > 1 && limits.steps < DEPTH {
+        space.chain = space.acc;
+    }
+    space
 }
 
 /// An operand: its address, and elements between neighbours along its last two axes.
@@ -218,8 +309,9 @@ struct Strided<'a> {
     /// Products, rows, columns, contracted.
     sizes: [usize; 4],
     strip: usize,
-    /// Steps of the contracted axis in a block.
-    depth: usize,
+    chains: Chains,
+    /// The steps of the contracted axis that there are here.
+    slice: Range<usize>,
     micro: &'static Micro,
     code: Bound<'a>,
 }
@@ -266,12 +358,17 @@ impl Product for Strided<'_> {
         strip * self.strip..((strip + 1) * self.strip).min(self.sizes[2])
     }
 
-    fn depth_blocks(&self) -> usize {
-        self.sizes[3].div_ceil(DEPTH)
+    fn chains(&self) -> usize {
+        self.chains.count()
+    }
+
+    fn blocks(&self, chain: usize) -> Range<usize> {
+        self.chains.blocks(chain)
     }
 
     fn depth(&self, block: usize) -> Range<usize> {
-        block * self.depth..((block + 1) * self.depth).min(self.sizes[3])
+        let (Range { start, end }, steps) = (self.slice.clone(), self.chains.range(block));
+        steps.start.clamp(start, end) - start..steps.end.clamp(start, end) - start
     }
 
     unsafe fn left(&self, group: usize, rows: Range<usize>, panel: usize, block: usize, to: *mut f32) {

@@ -118,14 +118,26 @@ enum Prepared {
 impl Kernel {
     /// Prepares a spec to run with sizes up to `bound`.
     pub fn new(spec: Spec, bound: &Env, config: &Config) -> Result<Kernel, SpecError> {
+        Kernel::within(spec, bound, config, u64::MAX)
+    }
+
+    /// The same with a workspace of no more than `workspace` bytes, or of as few as can be: what is packed and summed up at a time is
+    /// smaller then, which takes longer and changes no bit.
+    pub fn within(spec: Spec, bound: &Env, config: &Config, workspace: u64) -> Result<Kernel, SpecError> {
+        Kernel::prepare(spec, [bound, bound], config, workspace)
+    }
+
+    /// Prepares a spec to run with sizes up to `bound`, for slices of runs of sizes up to `whole`.
+    fn prepare(spec: Spec, [bound, whole]: [&Env; 2], config: &Config, workspace: u64) -> Result<Kernel, SpecError> {
         if config.isa > Isa::detect() {
             return Err(SpecError(format!("this CPU has no {}", config.isa)));
         }
         spec.check_anchor()?;
+        let each = usize::try_from(workspace / config.threads.max(1) as u64).unwrap_or(usize::MAX);
         let body = match &spec.body {
             Body::Loop => Prepared::Loop(loops::Loop::new(&spec, bound, config)?),
-            Body::Matmul(_) => Prepared::Matmul(gemm::Matmul::new(&spec, bound, config)?),
-            Body::Conv2d(_) => Prepared::Conv2d(conv2d::Conv2d::new(&spec, bound, config)?),
+            Body::Matmul(_) => Prepared::Matmul(gemm::Matmul::new(&spec, [bound, whole], config, each)?),
+            Body::Conv2d(_) => Prepared::Conv2d(conv2d::Conv2d::new(&spec, bound, config, each)?),
             Body::Pool2d(_) => Prepared::Pool2d(pool2d::Pool2d::new(&spec, bound, config)?),
             Body::Pool2dGrad(_) => Prepared::Pool2dGrad(pool2d::Pool2dGrad::new(&spec, bound, config)?),
             Body::Gather(_) => Prepared::Gather(gather::Gather::new(&spec, bound, config)?),
@@ -139,20 +151,22 @@ impl Kernel {
         Ok(Kernel { spec, arguments, bound: *bound, threads: config.threads.max(1), body, slices: None })
     }
 
-    /// Prepares a spec to run on slices of at most `most` examples along `batch` with [`Kernel::run_slice`]; `None` if it cannot.
-    pub fn sliced(spec: Spec, batch: Symbol, most: u32, bound: &Env, config: &Config) -> Result<Option<Kernel>, SpecError> {
+    /// Prepares a spec to run on slices of at most `most` examples along `batch` with [`Kernel::run_slice`]; `None` if it cannot. The
+    /// workspace is as of [`Kernel::within`].
+    pub fn sliced(spec: Spec, batch: Symbol, most: u32, bound: &Env, config: &Config, workspace: u64) -> Result<Option<Kernel>, SpecError> {
         let Some(slicing) = Slicing::of(&spec, batch) else { return Ok(None) };
-        // What decides how sums are split is the whole, which is what all loops and all sums over the batch are prepared for.
-        // Others need the workspace of a slice.
+        // What decides how sums are split is the whole, which is what all loops and the sums over the batch but a product's are
+        // prepared for. Others need the workspace of a slice.
         let mut own = *bound;
-        if !slicing.folds && !matches!(spec.body, Body::Loop) {
+        if matches!(spec.body, Body::Matmul(_)) || !slicing.folds && !matches!(spec.body, Body::Loop) {
             let examples = &mut own.0[usize::from(batch.0)];
             *examples = (*examples).min(most);
         }
-        let kernel = Kernel::new(spec, &own, config)?;
+        let kernel = Kernel::prepare(spec, [&own, bound], config, workspace)?;
         let cut = match &kernel.body {
             _ if !slicing.folds => Some(CutOff { unit: 1, sums: 0 }),
             Prepared::Conv2d(k) => k.cut_off(&kernel.spec, bound),
+            Prepared::Matmul(k) => k.cut_off(&kernel.spec, bound),
             Prepared::Loop(k) => k.cut_off(&kernel.spec, bound, &slicing),
             _ => None,
         };
@@ -198,6 +212,15 @@ impl Kernel {
             Prepared::Compact(k) => k.workspace(),
             Prepared::Sort(k) => k.workspace(),
             Prepared::Suppress(k) => k.workspace(),
+        }
+    }
+
+    /// About how many times as long it takes as with the workspace that it is fastest with.
+    pub fn slower(&self) -> f64 {
+        match &self.body {
+            Prepared::Matmul(k) => k.slower(),
+            Prepared::Conv2d(k) => k.slower(&self.spec),
+            _ => 1.0,
         }
     }
 

@@ -60,7 +60,13 @@ pub fn contiguous(dims: &[usize]) -> Vec<i64> {
 /// Runs a spec prepared for `bound` under `env` on copies of `args` and returns them afterwards. Arguments and workspace
 /// lie between guard zones or, for two threads, in arenas of their own, whose ends an address sanitizer watches.
 pub fn run(spec: &Spec, bound: &Env, env: &Env, isa: Isa, team: &Team, args: &[Vec<f32>]) -> Vec<Vec<f32>> {
-    let kernel = Kernel::new(spec.clone(), bound, &Config { threads: team.threads(), isa }).expect("a valid spec");
+    run_within(u64::MAX, spec, bound, env, isa, team, args)
+}
+
+/// The same with a workspace of no more bytes than `most`, if that can be.
+fn run_within(most: u64, spec: &Spec, bound: &Env, env: &Env, isa: Isa, team: &Team, args: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    let config = Config { threads: team.threads(), isa };
+    let kernel = Kernel::within(spec.clone(), bound, &config, most).expect("a valid spec");
     let mut memory = Memory::new();
     let guard = if team.threads() == 2 { 0 } else { GUARD };
     let mut regions: Vec<Region> = Vec::new();
@@ -82,8 +88,8 @@ pub fn run(spec: &Spec, bound: &Env, env: &Env, isa: Isa, team: &Team, args: &[V
     regions.iter().map(|r| memory.elements::<f32>(r).to_vec()).collect()
 }
 
-/// Runs a spec on every instruction set with one, two and three threads; the results of each instruction set are
-/// bit-equal, and its single-threaded ones are returned.
+/// Runs a spec on every instruction set with one, two and three threads, and with small workspaces; the results of each instruction
+/// set are bit-equal, and its single-threaded ones are returned.
 pub fn run_all(spec: &Spec, bound: &Env, env: &Env, teams: &[Team], args: &[Vec<f32>]) -> Vec<(Isa, Vec<Vec<f32>>)> {
     let bits = |results: &[Vec<f32>]| results.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
     Isa::available()
@@ -93,6 +99,10 @@ pub fn run_all(spec: &Spec, bound: &Env, env: &Env, teams: &[Team], args: &[Vec<
             for team in &teams[1..] {
                 let other = run(spec, bound, env, isa, team, args);
                 assert!(bits(&first) == bits(&other), "{isa}: {} threads give other bits than one: {spec:?}", team.threads());
+            }
+            for (most, team) in [(0, &teams[teams.len() - 1]), (100_000, &teams[0])] {
+                let other = run_within(most, spec, bound, env, isa, team, args);
+                assert!(bits(&first) == bits(&other), "{isa}: workspaces of {most} bytes give other bits: {spec:?}");
             }
             (isa, first)
         })

@@ -1,5 +1,5 @@
-//! A program within a budget: kernels run again, or taken apart first, or values sent to the host, whichever costs less. Where
-//! none of these is enough, kernels run on slices of the batch.
+//! A program within a budget: kernels run again, or taken apart first, or values sent to the host, whichever costs less. Kernels
+//! get smaller workspaces for it, and where none of these is enough, they run on slices of the batch.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use crate::backend::Target;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::memory::offload::Offload;
-use crate::passes::{Scheduled, Task, UNITS_PER_SECOND, alias, rejoin, schedule, slices_within, time, unfuse};
+use crate::passes::{Scheduled, Task, UNITS_PER_SECOND, alias, rejoin, schedule, slices_within, time, unfuse, widen};
 use crate::plan::{Again, InSlices, Sent};
 use crate::session::Session;
 
@@ -36,15 +36,24 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
     let internal = |e: String| Error::Internal(e);
     let (options, target) = (&session.options.planner, &session.target_of(graph));
     let (once, base) = (all.1.height, time(&all.0.dag));
-    let fit = Fit { graph, room, session, target, once, base };
+    let mut fit = Fit { graph, room, session, target, once, base };
     let glance = Options { effort: options.effort / GLANCE, ..*options };
     let mut tried = vec![(fit.fit(&all, &glance)?, all)];
+    let lean = target.lean().filter(|_| !session.options.wide && session.offload.is_none());
+    let enough = |fit: &Fitted| fit.offsets.height <= room && fit.again.overhead <= LITTLE;
+    if let Some(lean) = lean.as_ref().filter(|_| !enough(&tried[0].0)) {
+        let scheduled = schedule(graph, tried[0].1.0.tasks.clone(), lean, guard).map_err(internal)?;
+        let offsets = plan(&scheduled.dag, &glance).map_err(|e| internal(e.to_string()))?;
+        let way = (scheduled, offsets);
+        fit.target = lean;
+        tried.insert(0, (fit.fit(&way, &glance)?, way));
+    }
     for tasks in other_ways(graph, &tried[0].1.0, room) {
         // Who names one value once has fewer values in memory, and maybe fewer kernels; who takes kernels apart has more.
-        if tried.iter().any(|(best, _)| best.offsets.height <= room && best.again.overhead <= LITTLE) {
+        if tried.iter().any(|(best, _)| enough(best)) {
             break;
         }
-        let scheduled = schedule(graph, tasks, target, guard).map_err(internal)?;
+        let scheduled = schedule(graph, tasks, fit.target, guard).map_err(internal)?;
         // A kernel that makes something on both ways may come before and behind another, if that takes its value by the first name.
         let Ok(offsets) = plan(&scheduled.dag, &glance) else { continue };
         let way = (scheduled, offsets);
@@ -72,7 +81,7 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
     let mut best = best.ok_or_else(|| internal("no plan".into()))?;
     best.again.floor = floor;
     if best.offsets.height > room && !session.options.unsliced {
-        let found = slices_within(graph, &whole, target, guard, room, options).map_err(internal)?;
+        let found = slices_within(graph, &whole, fit.target, guard, room, options).map_err(internal)?;
         if let Some(found) = found.filter(|found| found.plan.height < best.offsets.height) {
             let sliced = found.scheduled.sliced.as_ref();
             let sliced = sliced.map(|s| InSlices { kernels: s.kernels, slices: s.count, examples: s.examples });
@@ -139,15 +148,27 @@ impl Fit<'_> {
             return Ok(fitted);
         }
         let (planned, again) = ((&fitted.scheduled, &fitted.offsets), &fitted.again.tasks);
-        if let Some((scheduled, tasks)) = rejoin(self.graph, planned, again, self.room, self.target).map_err(internal)? {
+        let joined = rejoin(self.graph, planned, again, self.room, self.target).map_err(internal)?;
+        fitted = self.widened(fitted)?;
+        if let Some((scheduled, tasks)) = joined {
             let offsets = plan_for(&scheduled.dag, self.room, options).map_err(|e| internal(e.to_string()))?;
             let overhead = time(&scheduled.dag) / self.base - 1.0;
-            let joined = Fitted { scheduled, offsets, again: Again { tasks, overhead, ..fitted.again.clone() } };
+            let joined = self.widened(Fitted { scheduled, offsets, again: Again { tasks, overhead, ..fitted.again.clone() } })?;
             if self.rank(&joined) < self.rank(&fitted) {
                 fitted = joined;
             }
         }
         Ok(fitted)
+    }
+
+    /// The same with the workspaces that there is room for.
+    fn widened(&self, fitted: Fitted) -> Result<Fitted> {
+        if fitted.offsets.height > self.room {
+            return Ok(fitted);
+        }
+        let (scheduled, offsets) = widen(self.graph, fitted.scheduled, fitted.offsets, self.target, self.room).map_err(Error::Internal)?;
+        let overhead = time(&scheduled.dag) / self.base - 1.0;
+        Ok(Fitted { scheduled, offsets, again: Again { overhead, ..fitted.again } })
     }
 }
 

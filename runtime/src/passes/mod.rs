@@ -17,6 +17,7 @@ mod stages;
 mod stores;
 mod unfuse;
 mod update;
+mod workspaces;
 
 pub(crate) use alias::alias;
 pub(crate) use cost::UNITS_PER_SECOND;
@@ -30,3 +31,4 @@ pub use simplify::{Simplify, simplify};
 pub use slices::{Found, Piece, Sliced, slices_within};
 pub(crate) use slices::{Stretch, time};
 pub(crate) use unfuse::unfuse;
+pub(crate) use workspaces::widen;

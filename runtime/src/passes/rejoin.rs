@@ -36,7 +36,7 @@ pub(crate) fn rejoin(
     if scheduled.sliced.is_some() || again.is_empty() {
         return Ok(None);
     }
-    let mut joining = Joining::new(graph, scheduled, plan, again, matches!(target, Target::Cpu(_)));
+    let mut joining = Joining::new(graph, scheduled, plan, again, matches!(target, Target::Cpu(..)));
     let steps: Vec<usize> = (0..joining.tasks.len()).filter(|at| joining.again.contains(at)).collect();
     for &step in &steps {
         joining.join(step, room);

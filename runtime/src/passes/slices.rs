@@ -115,19 +115,25 @@ pub(super) struct Cuttable<'a> {
     batch: Symbol,
     bounds: Env,
     config: Config,
+    /// The most bytes of a kernel's workspace, if that can be.
+    workspace: u64,
     guard: u64,
     /// For each task whether it can be sliced, and the number of examples that slices must be a multiple of.
     units: Vec<Option<u32>>,
+    /// For each task whether its sums, if it has any, are smaller than all that it could read in slices.
+    pays: Vec<bool>,
 }
 
 impl<'a> Cuttable<'a> {
     /// Looks at every task of a program; `None` if it has no batch to cut.
-    fn new(graph: &'a Graph, scheduled: &'a Scheduled, config: &Config, guard: u64) -> Result<Option<Self>, String> {
+    fn new(graph: &'a Graph, scheduled: &'a Scheduled, (config, workspace): (&Config, u64), guard: u64) -> Result<Option<Self>, String> {
         let Some(batch) = batch(graph) else { return Ok(None) };
         let bounds = graph.symbols.bounds();
-        let mut cuttable = Cuttable { graph, scheduled, batch, bounds, config: *config, guard, units: Vec::new() };
-        for task in &scheduled.tasks {
+        let mut cuttable =
+            Cuttable { graph, scheduled, batch, bounds, config: *config, workspace, guard, units: Vec::new(), pays: Vec::new() };
+        for (at, task) in scheduled.tasks.iter().enumerate() {
             let kernel = cuttable.kernel(task, u32::MAX)?.filter(|kernel| cuttable.walks_examples(task, kernel));
+            cuttable.pays.push(kernel.as_ref().is_some_and(|kernel| kernel.sums() < cuttable.with_examples(at).sum()));
             cuttable.units.push(kernel.map(|kernel| kernel.slice_unit()));
         }
         Ok(Some(cuttable))
@@ -135,7 +141,7 @@ impl<'a> Cuttable<'a> {
 
     /// A task's kernel for slices of at most so many examples.
     fn kernel(&self, task: &Task, most: u32) -> Result<Option<Kernel>, String> {
-        let kernel = Kernel::sliced(task.spec.clone(), self.batch, most, &self.bounds, &self.config);
+        let kernel = Kernel::sliced(task.spec.clone(), self.batch, most, &self.bounds, &self.config, self.workspace);
         kernel.map_err(|e| format!("{}: {e}", task.name))
     }
 
@@ -167,11 +173,24 @@ impl<'a> Cuttable<'a> {
         })
     }
 
-    /// Bytes of the largest value that has examples and that a task touches.
+    /// Bytes of the values that have examples and that a task touches.
+    fn with_examples(&self, task: usize) -> impl Iterator<Item = u64> {
+        let (task, dag) = (&self.scheduled.dag.tasks[task], &self.scheduled.dag);
+        let touched = task.reads.iter().chain(&task.writes);
+        touched.filter(|b| self.example(self.scheduled.nodes[b.index()]).is_some()).map(|b| dag.buffers[b.index()].bytes)
+    }
+
+    /// Bytes of the largest of them.
     fn largest(&self, task: usize) -> u64 {
-        let task = &self.scheduled.dag.tasks[task];
-        let bytes = |b: &BufferId| self.example(self.scheduled.nodes[b.index()]).map_or(0, |_| self.scheduled.dag.buffers[b.index()].bytes);
-        task.reads.iter().chain(&task.writes).map(bytes).max().unwrap_or(0)
+        self.with_examples(task).max().unwrap_or(0)
+    }
+
+    /// The time that a task takes longer in slices of so many examples, as modelled.
+    fn extra(&self, task: usize, examples: u32) -> f64 {
+        let (all, mut sizes) = (self.bounds.0[usize::from(self.batch.0)], self.bounds);
+        sizes.0[usize::from(self.batch.0)] = examples.min(all);
+        let slice = cost(&self.scheduled.tasks[task].spec, &sizes) as f64;
+        slice * f64::from(all.div_ceil(examples.max(1))) - self.scheduled.dag.tasks[task].cost as f64
     }
 
     /// The program with the chosen tasks on slices of `examples` examples, or a few more: of the next number at which they may

@@ -7,12 +7,12 @@
 
 use std::ops::Range;
 
-use super::tile::{Axis, Parts, Shape, Source, TILE, fill};
+use super::tile::{Axis, Parts, Shape, Source, fill};
 use super::{Call, Sizes, source};
-use crate::cpu::gemm::drive::{Blocking, MicroPanel, Product, Room, Space, Stretch, drive};
+use crate::cpu::gemm::drive::{Blocking, Chains, MicroPanel, Product, Room, Space, Stretch, drive};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::pack::{self, Piece};
-use crate::cpu::gemm::{ACC, ACC_WIDE, DEPTH, LEFT, ROWS, even, share_rows, wanted};
+use crate::cpu::gemm::{DEPTH, Limits, ROWS, even, share_rows, wanted};
 use crate::cpu::tile::Bound;
 use crate::spec::ConvKind;
 
@@ -23,10 +23,18 @@ const LANES: usize = 16;
 const PACKED_COLUMNS: usize = 512;
 /// Most left panels that read vectors from the tile rather than have them packed: vectors across two cache lines cost little then.
 const TILED_PANELS: usize = 3;
+/// Fewest rows and steps that a block is limited to: what comes before each takes the longer, the smaller blocks are.
+const FEWEST_ROWS: usize = ROWS / 2;
+const FEWEST_STEPS: usize = DEPTH / 4;
 
-/// Channels of the source in a block of the contracted axis but the last.
-fn channels(sizes: &Sizes) -> usize {
-    even(sizes.source, DEPTH / sizes.taps(), 1)
+/// Channels of the source in chains of the contracted axis and their blocks.
+fn chains(sizes: &Sizes, limits: &Limits) -> Chains {
+    Chains::new(sizes.source, even(sizes.source, DEPTH / sizes.taps(), 1), steps(limits) / sizes.taps())
+}
+
+/// Most steps of a block.
+fn steps(limits: &Limits) -> usize {
+    limits.steps.max(FEWEST_STEPS)
 }
 
 /// Phases of output positions.
@@ -45,27 +53,29 @@ pub(super) fn columns(positions: usize, axes: &[Axis; 2], micro: &Micro) -> usiz
 }
 
 /// Room for every blocking of sizes up to these.
-pub(super) fn space(sizes: &Sizes, micro: &Micro) -> Space {
+pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Space {
     let (width, phases) = (micro.columns(), phases(&sizes.axes));
     let depth = sizes.source.saturating_mul(sizes.taps());
-    let block = depth.min(DEPTH.max(sizes.taps()));
-    let rows = sizes.other.min(ROWS);
+    let block = depth.min(steps(limits).max(sizes.taps()));
+    let rows = sizes.other.min(limits.rows.max(FEWEST_ROWS));
     let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
     let positions = sizes.images.saturating_mul(height).saturating_mul(length);
-    let channels = (DEPTH / sizes.taps()).max(1).min(sizes.source);
+    let channels = (steps(limits) / sizes.taps()).max(1).min(sizes.source);
     let tile = |rows, columns, images| Shape::new(&sizes.axes, channels, rows, columns).elements(images);
-    let tile = TILE.max(tile(1, width.min(length), 1)).min(tile(height, length, sizes.images));
+    let tile = limits.tile.max(tile(1, width.min(length), 1)).min(tile(height, length, sizes.images));
     // Every phase of a block of all rows may have to be rounded up to a width.
     let rounded = rows.saturating_mul(phases).saturating_mul(2 * width);
-    let acc = rows.saturating_mul(phases).saturating_mul(positions.saturating_add(width)).min(ACC_WIDE.saturating_add(rounded));
+    let acc = limits.acc[usize::from(!limits.resident(rows, depth))].saturating_add(rounded);
+    let acc = rows.saturating_mul(phases).saturating_mul(positions.saturating_add(width)).min(acc);
     let tables = rows.next_multiple_of(LANES) + block.next_multiple_of(LANES);
     Space {
-        left: rows.saturating_mul(depth).min(LEFT.max(ROWS * block)).max(tables),
+        left: rows.saturating_mul(depth).min(limits.left.max(rows.saturating_mul(block))).max(tables),
         right: block.next_multiple_of(LANES).saturating_add((phases + 1).next_multiple_of(LANES)).saturating_add(tile),
         micro_panel: block * width,
         acc,
         // The block with its phases between one another, in front of the epilogue's own.
         scratch: if is_phased(&sizes.axes) { acc.saturating_mul(4).next_multiple_of(64) } else { 0 },
+        chain: if depth > DEPTH && steps(limits) < DEPTH { acc } else { 0 },
         partial: 0,
     }
 }
@@ -74,15 +84,15 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro) -> Space {
 /// By the contract of the kernel's `run`.
 pub(super) unsafe fn run(call: &Call) {
     let Call { launch, sizes, kernel, .. } = *call;
-    let micro = kernel.micro;
+    let (micro, limits) = (kernel.micro, kernel.limits);
     let (rows, depth) = (sizes.other, sizes.source * sizes.taps());
     let threads = kernel.threads.min(launch.team.threads());
     let (width, phases) = (micro.columns(), phases(&sizes.axes));
-    let mut blocking = Blocking { rows: even(rows, ROWS, 1), columns: 0, resident: true, splits: 1 };
-    blocking.resident = depth <= DEPTH || blocking.rows * depth <= LEFT;
-    let acc = if blocking.resident { ACC } else { ACC_WIDE };
+    let mut blocking = Blocking { rows: even(rows, limits.rows.max(FEWEST_ROWS), 1), columns: 0, resident: true, splits: 1 };
+    blocking.resident = limits.resident(blocking.rows, depth);
+    let acc = limits.acc[usize::from(!blocking.resident)];
     let most = (acc / blocking.rows / phases / width * width).max(width);
-    let parts = |most| Parts::new(sizes.images, &sizes.axes, channels(sizes), most, width);
+    let parts = |most| Parts::new(sizes.images, &sizes.axes, chains(sizes, limits).range(0).len(), most, limits.tile, width);
     let mut strips = parts(most);
     let others = sizes.groups * rows.div_ceil(blocking.rows);
     let positions = sizes.images * sizes.axes[0].out * sizes.axes[1].out;
@@ -106,6 +116,7 @@ pub(super) struct Columns<'a> {
     weight: Source,
     pub(super) image: Source,
     pub(super) strips: Parts,
+    chains: Chains,
     /// Whether weights are read where they are, which saves packing them.
     indirect: bool,
     code: Bound<'a>,
@@ -118,7 +129,15 @@ impl<'a> Columns<'a> {
     pub fn new(call: &'a Call<'a>, strips: Parts) -> Self {
         let Call { spec, body, launch, kernel, .. } = *call;
         let [weight, image] = [(&body.b, 1), (&body.a, 0)].map(|(operand, at)| source(operand, launch.args[at], launch.env));
-        Columns { call, weight, image, strips, indirect: false, code: kernel.code.bind(spec, launch) }
+        Columns {
+            call,
+            weight,
+            image,
+            strips,
+            chains: chains(call.sizes, kernel.limits),
+            indirect: false,
+            code: kernel.code.bind(spec, launch),
+        }
     }
 
     fn axes(&self) -> &[Axis; 2] {
@@ -139,15 +158,14 @@ impl<'a> Columns<'a> {
     /// Whether tables can hold the offsets of weights inside a block.
     fn offsets_fit(&self, rows: usize) -> bool {
         let (_, strides) = self.weight(0);
-        let counts = [rows, channels(self.call.sizes), self.axes()[0].taps, self.axes()[1].taps];
+        let counts = [rows, self.channels(0).len(), self.axes()[0].taps, self.axes()[1].taps];
         let reach = counts.iter().zip(strides).try_fold(0usize, |sum, (&n, s)| sum.checked_add(s.unsigned_abs().checked_mul(n)?));
         reach.is_some_and(|reach| reach <= i32::MAX as usize)
     }
 
     /// The source channels, counted inside the group, of a block of the contracted axis.
     fn channels(&self, block: usize) -> Range<usize> {
-        let size = channels(self.call.sizes);
-        block * size..((block + 1) * size).min(self.call.sizes.source)
+        self.chains.range(block)
     }
 
     fn shape(&self, block: usize, strip: usize) -> Shape {
@@ -275,8 +293,12 @@ impl Product for Columns<'_> {
         channels.start * taps..channels.end * taps
     }
 
-    fn depth_blocks(&self) -> usize {
-        self.call.sizes.source.div_ceil(channels(self.call.sizes))
+    fn chains(&self) -> usize {
+        self.chains.count()
+    }
+
+    fn blocks(&self, chain: usize) -> Range<usize> {
+        self.chains.blocks(chain)
     }
 
     unsafe fn left(&self, group: usize, rows: Range<usize>, panel: usize, block: usize, to: *mut f32) {

@@ -7,13 +7,13 @@
 use std::ops::Range;
 
 use super::columns::{Columns, columns, is_phased, phases};
-use super::tile::{Axis, Parts, Shape, Source, TILE, fill};
+use super::tile::{Axis, Parts, Shape, Source, fill};
 use super::{Call, Sizes, source};
 use crate::cpu::CutOff;
 use crate::cpu::gemm::drive::{Product, Room, Slot, Space};
 use crate::cpu::gemm::micro::Micro;
 use crate::cpu::gemm::planes::Planes;
-use crate::cpu::gemm::{ACC, even, wanted};
+use crate::cpu::gemm::{ACC, TILE, even, wanted};
 use crate::cpu::tile::Bound;
 use crate::spec::ConvKind;
 
@@ -70,7 +70,7 @@ pub(super) unsafe fn run(call: &Call) {
     let Call { sizes, kernel, body, launch, .. } = *call;
     let (micro, axes) = (kernel.micro, &sizes.axes);
     let mut channels = channels(sizes, sums(sizes, micro, body.kind));
-    let parts = |channels: usize| Parts::new(sizes.images, axes, channels, ACC / channels / phases(axes), micro.columns());
+    let parts = |channels: usize| Parts::new(sizes.images, axes, channels, ACC / channels / phases(axes), TILE, micro.columns());
     let wanted = wanted(kernel.threads.min(launch.team.threads()));
     if sizes.groups.div_ceil(channels) * parts(channels).count() < wanted {
         channels = channels.min(even(sizes.groups, sizes.groups.div_ceil(wanted), 1));
@@ -155,7 +155,7 @@ pub(super) unsafe fn weight_grad(call: &Call) {
     let wanted = wanted(kernel.threads.min(launch.team.threads()));
     let size = most.min(even(sizes.groups, sizes.groups.div_ceil(wanted), 1));
     // Vectors of a row begin at the same places however it is cut.
-    let parts = Parts::new(images, axes, size, TILE / size, micro.lanes);
+    let parts = Parts::new(images, axes, size, TILE / size, TILE, micro.lanes);
     let [image, gradient] = [(&body.a, 0), (&body.b, 1)].map(|(operand, at)| source(operand, launch.args[at], launch.env));
     let product = WeightGrad { call, image, gradient, parts, size, code: kernel.code.bind(spec, launch) };
     let room = Room { workspace: launch.workspace, space: &kernel.space, threads: kernel.threads, team: launch.team };

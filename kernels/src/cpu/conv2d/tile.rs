@@ -2,10 +2,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::gemm::pack;
-
-/// Elements of a tile above which a smaller part of the image is taken, if there is one.
-pub(super) const TILE: usize = 32 << 10;
+use crate::cpu::gemm::{TILE, pack};
 
 /// A four-axis operand: images, channels, rows, columns.
 #[derive(Clone, Copy)]
@@ -134,24 +131,31 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Parts of at most `most` positions whose tiles of `channels` channels stay small, if that is possible. `multiple`: what
-    /// a stretch of a row should be a multiple of.
-    pub fn new(images: usize, axes: &[Axis; 2], channels: usize, most: usize, multiple: usize) -> Parts {
+    /// Parts of at most `most` positions whose tiles of `channels` channels have no more than `tile` elements, if that is possible.
+    /// `multiple`: what a stretch of a row should be a multiple of.
+    pub fn new(images: usize, axes: &[Axis; 2], channels: usize, most: usize, tile: usize, multiple: usize) -> Parts {
         let even = crate::cpu::gemm::even;
-        Parts::cut(images, axes, channels, most, multiple, |images, most| even(images, most, 1))
+        Parts::cut(images, axes, channels, [most, tile], multiple, |images, most| even(images, most, 1))
     }
 
-    /// The same, but parts of several images are as large as may be, rather than all alike: where one ends depends on no
-    /// images behind it.
+    /// The same with small tiles, but parts of several images are as large as may be, rather than all alike: where one ends depends
+    /// on no images behind it.
     pub fn from_first(images: usize, axes: &[Axis; 2], channels: usize, most: usize, multiple: usize) -> Parts {
-        Parts::cut(images, axes, channels, most, multiple, |_, most| most)
+        Parts::cut(images, axes, channels, [most, TILE], multiple, |_, most| most)
     }
 
-    fn cut(images: usize, axes: &[Axis; 2], channels: usize, most: usize, multiple: usize, share: impl Fn(usize, usize) -> usize) -> Parts {
+    fn cut(
+        images: usize,
+        axes: &[Axis; 2],
+        channels: usize,
+        [most, tile]: [usize; 2],
+        multiple: usize,
+        share: impl Fn(usize, usize) -> usize,
+    ) -> Parts {
         let out = [axes[0].out, axes[1].out];
         let fits = |size: [usize; 3]| {
             let positions = size[0].saturating_mul(size[1]).saturating_mul(size[2]);
-            positions <= most && Shape::new(axes, channels, size[1], size[2]).elements(size[0]) <= TILE
+            positions <= most && Shape::new(axes, channels, size[1], size[2]).elements(size[0]) <= tile
         };
         // The largest n up to `total` for which `fits` holds, or 1.
         let largest = |total: usize, fits: &dyn Fn(usize) -> bool| {
@@ -174,9 +178,9 @@ impl Parts {
         Parts { images, out, size: size.map(|s| s.max(1)) }
     }
 
-    /// Images of a part of whole ones, or 1.
-    pub fn images(&self) -> usize {
-        self.size[0]
+    /// Images, rows and columns of a part but the last.
+    pub fn size(&self) -> [usize; 3] {
+        self.size
     }
 
     /// Parts of the images before this one, which must be the first of a part or past the last.

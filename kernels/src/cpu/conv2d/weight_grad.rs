@@ -3,12 +3,12 @@
 
 use std::ops::Range;
 
-use super::tile::{Parts, Shape, Source, TILE, fill};
+use super::tile::{Part, Parts, Shape, Source, fill};
 use super::{Call, Sizes, part_source};
 use crate::cpu::CutOff;
-use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, Room, Space, drive_some};
+use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, Room, Space, drive_some, sums};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
-use crate::cpu::gemm::{ROWS, SPLIT_COLUMNS, even, pack, partial_space, share_rows, split_blocks, splits, wanted};
+use crate::cpu::gemm::{Limits, ROWS, SPLIT_COLUMNS, TILE, even, pack, partial_space, share_rows, split_blocks, splits, wanted};
 use crate::cpu::tile::Bound;
 
 /// Most positions in a block of the contracted axis.
@@ -16,78 +16,110 @@ const POSITIONS: usize = 512;
 /// Elements that tables are rounded up to.
 const TABLE: usize = 16;
 
-/// Most channels of the image that a block of rows touches.
-fn channels(sizes: &Sizes) -> usize {
-    (ROWS / sizes.taps() + 2).min(sizes.source)
+/// Most channels of the image that a block of so many rows touches.
+fn channels(sizes: &Sizes, rows: usize) -> usize {
+    (rows / sizes.taps() + 2).min(sizes.source)
 }
 
+/// The chains of the contracted axis.
 fn parts(sizes: &Sizes) -> Parts {
-    Parts::from_first(sizes.images, &sizes.axes, channels(sizes), POSITIONS, 1)
+    Parts::from_first(sizes.images, &sizes.axes, channels(sizes, ROWS), POSITIONS, 1)
+}
+
+/// Images, rows and columns of a chain's blocks.
+fn block(parts: &Parts, limits: &Limits) -> [usize; 3] {
+    let [images, rows, columns] = parts.size();
+    let high = (limits.steps / columns).clamp(1, rows);
+    [if high < rows { 1 } else { (limits.steps / (rows * columns)).clamp(1, images) }, high, columns]
 }
 
 /// Room for every blocking of sizes up to these.
-pub(super) fn space(sizes: &Sizes, micro: &Micro) -> Space {
+pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Space {
     let width = micro.columns();
     let product = sizes.source.saturating_mul(sizes.taps());
-    let rows = product.min(ROWS);
     let columns = sizes.other.next_multiple_of(width).min(SPLIT_COLUMNS);
     let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
-    let positions = sizes.images.saturating_mul(height).saturating_mul(length).min(POSITIONS);
-    let tile = |rows, columns, images| Shape::new(&sizes.axes, channels(sizes), rows, columns).elements(images);
-    let tile = TILE.max(tile(1, 1, 1)).min(tile(height, length, sizes.images));
-    // Smaller rows may cut the contracted axis into more blocks, but never more than there are positions.
-    let (fewest, depth_blocks) = if sizes.fixed {
-        (split_blocks(sizes.groups, product, sizes.other), parts(sizes).count())
-    } else {
-        (1, sizes.images.saturating_mul(height).saturating_mul(length))
+    let positions = sizes.images.saturating_mul(height).saturating_mul(length);
+    let (fewest, chains) = match sizes.fixed {
+        true => (split_blocks(sizes.groups, product, sizes.other), parts(sizes).count()),
+        // Smaller rows may cut the contracted axis into more chains, but never more than there are positions.
+        false => (1, positions),
     };
+    let rows = product.min(if splits(fewest, chains) > 1 { ROWS } else { limits.rows });
+    let tile = |rows_of: usize, [images, rows, columns]: [usize; 3]| {
+        Shape::new(&sizes.axes, channels(sizes, rows_of), rows, columns).elements(images)
+    };
+    let (tile, steps) = match sizes.fixed {
+        true => {
+            let block = block(&parts(sizes), limits);
+            (tile(rows, block), block.iter().product())
+        }
+        false => (TILE.max(tile(ROWS, [1; 3])).min(tile(ROWS, [sizes.images, height, length])), positions.min(POSITIONS)),
+    };
+    let acc = if splits(fewest, chains) > 1 { usize::MAX } else { limits.acc[0].max(rows * width) }.min(rows * columns);
     Space {
-        left: (rows.next_multiple_of(TABLE) + positions.next_multiple_of(TABLE)).saturating_add(tile),
+        left: (ROWS.min(product).next_multiple_of(TABLE) + POSITIONS.min(positions).next_multiple_of(TABLE)).saturating_add(tile),
         right: 0,
-        micro_panel: positions * width,
-        acc: rows * columns,
+        micro_panel: steps * width,
+        acc,
         // The transposed block, in front of the epilogue's own.
-        scratch: (rows * columns * 4).next_multiple_of(64),
-        partial: partial_space(product, sizes.other, fewest, depth_blocks, micro),
+        scratch: (acc * 4).next_multiple_of(64),
+        chain: if limits.steps < POSITIONS && chains > 1 { acc } else { 0 },
+        partial: partial_space(product, sizes.other, fewest, chains, micro),
     }
 }
 
-/// How the product is cut, as the sizes alone have it.
-fn blocking(sizes: &Sizes, micro: &Micro) -> Blocking {
-    let rows = sizes.source * sizes.taps();
-    let splits = splits(split_blocks(sizes.groups, rows, sizes.other), parts(sizes).count());
-    let columns = even(sizes.other, SPLIT_COLUMNS, micro.columns());
-    Blocking { rows: even(rows, ROWS, 1), columns, resident: false, splits }
+/// Most columns of a block of so many rows.
+fn most_columns(rows: usize, limits: &Limits, micro: &Micro) -> usize {
+    let width = micro.columns();
+    (limits.acc[0] / rows.max(1) / width * width).clamp(width, SPLIT_COLUMNS)
+}
+
+/// Parts of the contracted axis that are summed apart.
+fn splits_of(sizes: &Sizes) -> usize {
+    splits(split_blocks(sizes.groups, sizes.source * sizes.taps(), sizes.other), parts(sizes).count())
+}
+
+/// How the product is cut. Only the splits, and the chains, decide in which order an element is summed.
+fn blocking(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Blocking {
+    let (rows, splits) = (sizes.source * sizes.taps(), splits_of(sizes));
+    let rows = even(rows, if splits > 1 { ROWS } else { limits.rows }, 1);
+    let most = if splits > 1 { SPLIT_COLUMNS } else { most_columns(rows, limits, micro) };
+    Blocking { rows, columns: even(sizes.other, most, micro.columns()), resident: false, splits }
 }
 
 /// Where slices may end, and the sums between them. (More images make no fewer splits.)
 pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
-    let (rows, blocking) = (sizes.source * sizes.taps(), blocking(sizes, micro));
-    let sums = blocking.sums(sizes.groups, rows, sizes.other.div_ceil(blocking.columns), micro);
-    CutOff { unit: parts(sizes).images(), sums }
+    let sums = sums(sizes.groups, sizes.source * sizes.taps(), sizes.other, splits_of(sizes), micro);
+    CutOff { unit: parts(sizes).size()[0], sums }
 }
 
 /// # Safety
 /// By the contract of the kernel's `run`.
 pub(super) unsafe fn run(call: &Call) {
     let Call { spec, body, launch, sizes, kernel } = *call;
-    let (rows, parts, mut blocking) = (sizes.source * sizes.taps(), parts(sizes), blocking(sizes, kernel.micro));
+    let (rows, parts, mut blocking) = (sizes.source * sizes.taps(), parts(sizes), blocking(sizes, kernel.micro, kernel.limits));
     let Blocking { columns, splits, .. } = blocking;
     let threads = kernel.threads.min(launch.team.threads());
     let others = sizes.groups * sizes.other.div_ceil(columns);
     if splits == 1 && threads > 1 && others * rows.div_ceil(blocking.rows) < wanted(threads) {
         blocking.rows = share_rows(rows, blocking.rows, others, wanted(threads));
     }
+    let block = block(&parts, kernel.limits);
     let product = WeightGrad {
         call,
         image: part_source(call, &body.a, 0),
         gradient: part_source(call, &body.b, 1),
         parts,
+        block,
+        blocks: [0, 1].map(|i| parts.size()[i].div_ceil(block[i])),
         columns,
         code: kernel.code.bind(spec, launch),
     };
     let carry = launch.part.map(|part| Carry {
-        blocks: parts.before(part.examples.start * call.per_example())..parts.before(part.examples.end * call.per_example()),
+        chains: parts.before(part.examples.start * call.per_example())..parts.before(part.examples.end * call.per_example()),
+        begun: false,
+        open: false,
         sums: part.sums.cast(),
         last: part.last,
     });
@@ -100,8 +132,11 @@ struct WeightGrad<'a> {
     call: &'a Call<'a>,
     image: Source,
     gradient: Source,
-    /// Blocks of the contracted axis (image, result row, result column).
+    /// Chains of the contracted axis (image, result row, result column).
     parts: Parts,
+    /// Images, rows and columns of a block of a chain, and the blocks of one along its images and along its rows.
+    block: [usize; 3],
+    blocks: [usize; 2],
     /// Output channels of a strip.
     columns: usize,
     code: Bound<'a>,
@@ -136,16 +171,22 @@ impl Product for WeightGrad<'_> {
     }
 
     fn depth(&self, block: usize) -> Range<usize> {
-        self.parts.range(block)
+        let first = self.parts.range(block / self.blocks(0).len()).start;
+        first..first + self.part(block).len()
     }
 
-    fn depth_blocks(&self) -> usize {
+    fn chains(&self) -> usize {
         self.parts.count()
+    }
+
+    fn blocks(&self, chain: usize) -> Range<usize> {
+        let blocks = self.blocks[0] * self.blocks[1];
+        chain * blocks..(chain + 1) * blocks
     }
 
     /// The offset of every row, the offset of every position, then the tile.
     unsafe fn left(&self, group: usize, rows: Range<usize>, _panel: usize, block: usize, to: *mut f32) {
-        let (sizes, part) = (self.call.sizes, self.parts.get(block));
+        let (sizes, part) = (self.call.sizes, self.part(block));
         let (taps, columns) = (sizes.taps(), sizes.axes[1].taps);
         let channels = rows.start / taps..rows.end.div_ceil(taps);
         let shape = Shape::new(&sizes.axes, channels.len(), part.rows.len(), part.columns.len());
@@ -185,7 +226,7 @@ impl Product for WeightGrad<'_> {
 
     unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> Right {
         let [image, stride, row, step] = self.gradient.strides;
-        let part = self.parts.get(at.block);
+        let part = self.part(at.block);
         let channel = (at.group * self.call.sizes.other + at.columns.start) as isize;
         // Rows that lie behind one another are packed in one go.
         let whole = row == step * part.columns.len() as isize;
@@ -220,6 +261,18 @@ impl Product for WeightGrad<'_> {
 }
 
 impl WeightGrad<'_> {
+    /// The positions of a block.
+    fn part(&self, block: usize) -> Part {
+        let [images, rows] = self.blocks;
+        let part = self.parts.get(block / (images * rows));
+        let cut = |range: Range<usize>, at: usize, size: usize| {
+            let [from, to] = [at, at + 1].map(|at| (range.start + at * size).min(range.end));
+            from..to
+        };
+        let (image, row) = (block % (images * rows) / rows, block % rows);
+        Part { images: cut(part.images, image, self.block[0]), rows: cut(part.rows, row, self.block[1]), columns: part.columns }
+    }
+
     /// Elements of both tables.
     fn tables(&self) -> usize {
         ROWS.min(self.rows()).next_multiple_of(TABLE) + self.parts.most().next_multiple_of(TABLE)

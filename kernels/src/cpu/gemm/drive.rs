@@ -4,13 +4,16 @@
 //! in the worker's own part of the workspace and hands it to the product's epilogue, so the result itself is written
 //! once, by code that may do anything with it. The left operand of a block of rows is kept packed as long as a worker
 //! stays with these rows; the right operand is packed one micro-panel at a time, just before all left panels
-//! meet it. The contracted axis is cut into blocks, and for small results of long sums into splits, by the shape alone:
-//! every element is summed in the same order whatever the number of threads.
+//! meet it. The contracted axis is cut into *chains*, stretches over which an element is summed from 0 before it is added to
+//! those before, and for small results of long sums into splits of several chains, by the shape alone: every element is summed in the
+//! same order whatever the number of threads. A chain is computed in one block or in several, whose sums go on from
+//! one another, which changes no bit: what there is memory for decides.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::micro::{Left, Micro, Right};
+use super::even;
+use super::micro::{Before, Left, Micro, Right};
 use crate::cpu::Team;
 
 /// Alignment of every buffer in a workspace, in bytes.
@@ -36,10 +39,14 @@ pub(in super::super) trait Product: Sync {
     fn strips(&self) -> usize;
     /// The columns of a strip.
     fn strip(&self, strip: usize) -> Range<usize>;
-    /// The stretch of the contracted axis that makes a block.
+    /// Chains of the contracted axis.
+    fn chains(&self) -> usize;
+    /// The blocks of a chain.
+    fn blocks(&self, chain: usize) -> Range<usize> {
+        chain..chain + 1
+    }
+    /// The stretch of the contracted axis that makes a block; of a slice, counted from its start, what it has of it.
     fn depth(&self, block: usize) -> Range<usize>;
-    /// Blocks of the contracted axis.
-    fn depth_blocks(&self) -> usize;
     /// Prepares `rows` of the left operand for a block of the contracted axis, in panels of `panel` rows.
     unsafe fn left(&self, group: usize, rows: Range<usize>, panel: usize, block: usize, to: *mut f32);
     /// The panel that starts `row` rows into what [`Product::left`] prepared for `rows`.
@@ -79,6 +86,45 @@ pub(in super::super) struct Stretch {
     pub steps: Range<usize>,
 }
 
+/// A contracted axis in chains, and these in blocks.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Chains {
+    total: usize,
+    /// Of a chain but the last, of a block of it but the last, and blocks of a chain.
+    chain: usize,
+    block: usize,
+    blocks: usize,
+}
+
+impl Chains {
+    /// `total` in chains of `chain`, in blocks of at most `block`.
+    pub fn new(total: usize, chain: usize, block: usize) -> Chains {
+        let block = even(chain, block, 1);
+        Chains { total, chain, block, blocks: chain.div_ceil(block) }
+    }
+
+    /// The size of every chain but the last.
+    pub fn size(&self) -> usize {
+        self.chain
+    }
+
+    pub fn count(&self) -> usize {
+        self.total.div_ceil(self.chain)
+    }
+
+    pub fn blocks(&self, chain: usize) -> Range<usize> {
+        chain * self.blocks..(chain + 1) * self.blocks
+    }
+
+    /// What a block takes of the axis; of the last chain that may be nothing.
+    pub fn range(&self, block: usize) -> Range<usize> {
+        // Mostly a block is a chain.
+        let (chain, at) = if self.blocks == 1 { (block, 0) } else { (block / self.blocks, block % self.blocks) };
+        let of = |at: usize| (chain * self.chain + (at * self.block).min(self.chain)).min(self.total);
+        of(at)..of(at + 1)
+    }
+}
+
 /// How the result is cut.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Blocking {
@@ -92,24 +138,27 @@ pub(in super::super) struct Blocking {
     pub splits: usize,
 }
 
-/// Some blocks of the contracted axis, whose sums go on from those of the blocks before.
+/// A slice of the contracted axis, whose sums go on from those of the slices before.
 pub(in super::super) struct Carry {
-    pub blocks: Range<usize>,
-    /// The sums, [`Blocking::sums`] elements.
+    /// The chains that it has some or all of.
+    pub chains: Range<usize>,
+    /// Whether an earlier slice has begun the first of them.
+    pub begun: bool,
+    /// Whether a later slice goes on with the last of them.
+    pub open: bool,
+    /// The sums, [`sums`] elements.
     pub sums: *mut f32,
-    /// Whether these are the last blocks: the product takes its results.
+    /// Whether this is the last slice: the product takes its results.
     pub last: bool,
 }
 
 // SAFETY: workers use disjoint parts of the sums, those of the block of the result and the split that each computes.
 unsafe impl Sync for Carry {}
 
-impl Blocking {
-    /// Elements of the sums of a product of `groups` times `rows` rows in so many strips, kept apart from the workspace.
-    pub fn sums(&self, groups: usize, rows: usize, strips: usize, micro: &Micro) -> usize {
-        let row = strips.saturating_mul(self.columns.next_multiple_of(micro.lanes));
-        groups.saturating_mul(self.splits).saturating_mul(rows).saturating_mul(row)
-    }
+/// Elements of the sums of a product of `groups` times `rows` by `columns` between slices; `parts`: its splits, and one more if slices
+/// may end inside of a chain that is not the first.
+pub(in super::super) fn sums(groups: usize, rows: usize, columns: usize, parts: usize, micro: &Micro) -> usize {
+    groups.saturating_mul(parts).saturating_mul(rows).saturating_mul(columns.next_multiple_of(micro.lanes))
 }
 
 /// Elements (and bytes of epilogue scratch) of each buffer of a workspace.
@@ -121,6 +170,8 @@ pub(in super::super) struct Space {
     pub acc: usize,
     /// Bytes.
     pub scratch: usize,
+    /// Sums of a block over a chain, where they are not yet added to those of the chains before.
+    pub chain: usize,
     /// Sums of splits; one for all workers.
     pub partial: usize,
 }
@@ -134,23 +185,29 @@ impl Space {
             micro_panel: self.micro_panel.max(other.micro_panel),
             acc: self.acc.max(other.acc),
             scratch: self.scratch.max(other.scratch),
+            chain: self.chain.max(other.chain),
             partial: self.partial.max(other.partial),
         }
     }
 
-    /// Byte offsets of left, right, micro-panel, block and scratch in a worker's part, and the part's size.
-    fn offsets(&self) -> [usize; 6] {
+    /// Byte offsets of left, right, micro-panel, block, chain and scratch in a worker's part, and the part's size.
+    fn offsets(&self) -> [usize; 7] {
         let mut at = 0;
-        [self.left * 4, self.right * 4, self.micro_panel * 4, self.acc * 4, self.scratch, 0].map(|bytes| {
+        [self.left * 4, self.right * 4, self.micro_panel * 4, self.acc * 4, self.chain * 4, self.scratch, 0].map(|bytes| {
             let here = at;
             at += bytes.next_multiple_of(ALIGN);
             here
         })
     }
 
+    /// Bytes of a worker's part.
+    pub fn part(&self) -> usize {
+        self.offsets()[6]
+    }
+
     /// Bytes of the workspace for `threads` workers.
     pub fn bytes(&self, threads: usize) -> u64 {
-        let part = self.offsets()[5] as u64;
+        let part = self.part() as u64;
         part.saturating_mul(threads as u64).saturating_add((self.partial as u64).saturating_mul(4)).next_multiple_of(ALIGN as u64)
     }
 }
@@ -173,6 +230,7 @@ pub(in super::super) struct Slot {
     pub right: *mut f32,
     pub micro_panel: *mut f32,
     pub acc: *mut f32,
+    pub chain: *mut f32,
     pub scratch: *mut u8,
 }
 
@@ -182,14 +240,15 @@ impl Room<'_> {
     unsafe fn slot(&self, slot: usize) -> Slot {
         let at = self.space.offsets();
         // SAFETY: the workspace has room for `threads` parts of this size.
-        let part = |k: usize| unsafe { self.workspace.add(slot * at[5] + at[k]) };
-        Slot { left: part(0).cast(), right: part(1).cast(), micro_panel: part(2).cast(), acc: part(3).cast(), scratch: part(4) }
+        let part = |k: usize| unsafe { self.workspace.add(slot * at[6] + at[k]) };
+        let [left, right, micro_panel, acc, chain] = [0, 1, 2, 3, 4].map(|k| part(k).cast());
+        Slot { left, right, micro_panel, acc, chain, scratch: part(5) }
     }
 
     /// The sums of splits, after the workers' parts.
     fn partial(&self) -> *mut f32 {
         // SAFETY: the workspace holds them behind the parts.
-        unsafe { self.workspace.add(self.threads * self.space.offsets()[5]).cast() }
+        unsafe { self.workspace.add(self.threads * self.space.part()).cast() }
     }
 
     /// Runs `task(number, slot)` for every task, in ascending order on each of several workers. (`serial`: on one.)
@@ -224,7 +283,7 @@ pub(in super::super) unsafe fn drive<P: Product>(product: &P, micro: &Micro, blo
     unsafe { drive_some(product, micro, blocking, room, None) }
 }
 
-/// Computes a product, or some blocks of the contracted axis of it.
+/// Computes a product, or a slice of the contracted axis of it.
 ///
 /// # Safety
 /// As [`drive`]; the sums are the caller's.
@@ -235,7 +294,7 @@ pub(in super::super) unsafe fn drive_some<P: Product>(product: &P, micro: &Micro
     }
     let row_blocks = rows.div_ceil(blocking.rows);
     let job = Job { product, micro, blocking, room, row_blocks, strips, carry };
-    let depth = product.depth_blocks().checked_sub(1).map_or(0, |last| product.depth(last).end);
+    let depth = product.chains().checked_sub(1).map_or(0, |last| product.depth(product.blocks(last).end - 1).end);
     let work = groups.saturating_mul(rows).saturating_mul(product.strip(strips - 1).end).saturating_mul(depth);
     let blocks = groups * row_blocks * strips;
     // SAFETY: tasks write blocks of the result, or sums of splits, that are theirs alone.
@@ -276,17 +335,29 @@ impl<P: Product> Job<'_, P> {
     }
 
     /// Where a split of a block keeps its sums, and the elements between two rows of them.
-    fn part(&self, number: usize, split: usize) -> (*mut f32, usize) {
+    fn part(&self, cut: &Cut, split: usize) -> (*mut f32, usize) {
         let (splits, stride) = (self.blocking.splits, self.stride());
-        let Some(carry) = &self.carry else {
-            let block = (number * splits + split) * self.blocking.rows * stride;
-            // SAFETY: the workspace has room for every split of every block.
-            return (unsafe { self.room.partial().add(block) }, stride);
-        };
-        let (cut, row) = (self.cut(number), self.strips * stride);
-        let first = ((cut.group * splits + split) * self.product.rows() + cut.rows.start) * row;
-        // SAFETY: the sums have room for every split of every element.
-        (unsafe { carry.sums.add(first + cut.strip * stride) }, row)
+        if let Some(carry) = &self.carry {
+            return self.kept(carry, cut, cut.group * splits + split);
+        }
+        let number = (cut.group * self.row_blocks + cut.row_block) * self.strips + cut.strip;
+        // SAFETY: the workspace has room for every split of every block.
+        (unsafe { self.room.partial().add((number * splits + split) * self.blocking.rows * stride) }, stride)
+    }
+
+    /// Where a block keeps its sums over a chain until they are added to the others: with the slice's if the chain goes through several.
+    fn chain(&self, cut: &Cut, slot: &Slot, through: bool) -> (*mut f32, usize) {
+        match self.carry.as_ref().filter(|_| through) {
+            Some(carry) => self.kept(carry, cut, self.product.groups() * self.blocking.splits + cut.group),
+            None => (slot.chain, self.stride()),
+        }
+    }
+
+    /// Where a block lies in the part `part` of what slices keep.
+    fn kept(&self, carry: &Carry, cut: &Cut, part: usize) -> (*mut f32, usize) {
+        let (rows, columns) = (self.product.rows(), self.product.strip(self.strips - 1).end.next_multiple_of(self.micro.lanes));
+        // SAFETY: the sums have room for every part of every element.
+        (unsafe { carry.sums.add((part * rows + cut.rows.start) * columns + cut.columns.start) }, columns)
     }
 
     /// Computes a block of the result over one split of the contracted axis.
@@ -294,36 +365,50 @@ impl<P: Product> Job<'_, P> {
         let Job { product, blocking, .. } = self;
         let cut = self.cut(number);
         let apart = blocking.splits > 1 || self.carry.is_some();
-        let (acc, stride) = if apart { self.part(number, split) } else { (slot.acc, self.stride()) };
+        let total = if apart { self.part(&cut, split) } else { (slot.acc, self.stride()) };
         let key = product.left_group(cut.group) * self.row_blocks + cut.row_block;
         let pack = !blocking.resident || *resident != key;
         *resident = key;
-        let blocks = product.depth_blocks();
-        let span = blocks * split / blocking.splits..blocks * (split + 1) / blocking.splits;
+        let chains = product.chains();
+        let span = chains * split / blocking.splits..chains * (split + 1) / blocking.splits;
+        let now = self.carry.as_ref().map_or(span.clone(), |carry| span.start.max(carry.chains.start)..span.end.min(carry.chains.end));
         // SAFETY: buffers have the sizes of `Space`; see `drive`.
         unsafe {
             if span.is_empty() {
-                for row in 0..cut.rows.len() {
-                    acc.add(row * stride).write_bytes(0, cut.columns.len());
-                }
+                rows(total, &cut).for_each(|row| row.fill(0.0));
             }
-            let now = self.carry.as_ref().map_or(span.clone(), |carry| span.start.max(carry.blocks.start)..span.end.min(carry.blocks.end));
-            for block in now {
-                let left = slot.left.add(if blocking.resident { cut.rows.len() * product.depth(block).start } else { 0 });
-                if pack {
-                    product.left(cut.group, cut.rows.clone(), panel_rows(cut.rows.len(), self.micro.rows), block, left);
+            for chain in now {
+                let (first, blocks) = (chain == span.start, product.blocks(chain));
+                let begun = self.carry.as_ref().is_some_and(|carry| carry.begun && chain == carry.chains.start);
+                let open = self.carry.as_ref().is_some_and(|carry| carry.open && chain + 1 == carry.chains.end);
+                let alone = !first && (begun || open || blocks.len() > 1);
+                let sums = if alone { self.chain(&cut, slot, begun || open) } else { total };
+                let mut before = match begun {
+                    true => Before::Sums,
+                    false if first || alone => Before::Nothing,
+                    false => Before::Term,
+                };
+                for block in blocks.filter(|&block| !product.depth(block).is_empty()) {
+                    let left = slot.left.add(if blocking.resident { cut.rows.len() * product.depth(block).start } else { 0 });
+                    if pack {
+                        product.left(cut.group, cut.rows.clone(), panel_rows(cut.rows.len(), self.micro.rows), block, left);
+                    }
+                    product.right(cut.group, cut.strip, block, slot.right);
+                    self.sweep(&cut, block, left, slot, sums, before);
+                    before = Before::Sums;
                 }
-                product.right(cut.group, cut.strip, block, slot.right);
-                self.sweep(&cut, block, left, slot, (acc, stride), block > span.start);
+                if alone && !open {
+                    rows(total, &cut).zip(rows(sums, &cut)).for_each(|(total, sums)| add(total, sums));
+                }
             }
             if !apart {
-                product.finish(cut.group, cut.rows, cut.strip, acc, stride, slot.scratch);
+                product.finish(cut.group, cut.rows, cut.strip, total.0, total.1, slot.scratch);
             }
         }
     }
 
     /// Adds one block of the contracted axis to the sums of a block of the result.
-    unsafe fn sweep(&self, cut: &Cut, block: usize, left: *const f32, slot: &Slot, (acc, stride): (*mut f32, usize), add: bool) {
+    unsafe fn sweep(&self, cut: &Cut, block: usize, left: *const f32, slot: &Slot, (acc, stride): (*mut f32, usize), before: Before) {
         let Job { product, micro, .. } = self;
         let panel = panel_rows(cut.rows.len(), micro.rows);
         let panels = cut.rows.len().div_ceil(panel);
@@ -342,7 +427,7 @@ impl<P: Product> Job<'_, P> {
                     let left = product.panel(cut.group, &cut.rows, row, block, left);
                     let acc = acc.add(row * stride + from - cut.columns.start);
                     let left = left.from(first, height, product.indirect());
-                    micro.kernel(product.indirect(), height, &right, width)(depth, left, right, acc, stride, add);
+                    micro.kernel(product.indirect(), height, &right, width)(depth, left, right, acc, stride, before);
                 }
                 from = if to == end { next } else { to };
             }
@@ -351,26 +436,31 @@ impl<P: Product> Job<'_, P> {
 
     /// Adds the splits of a block in their order and finishes it.
     unsafe fn combine(&self, number: usize, slot: &Slot) {
-        let Cut { group, rows, strip, columns, .. } = self.cut(number);
-        let stride = self.stride();
+        let (cut, stride) = (self.cut(number), self.stride());
         // SAFETY: every split of this block has been computed, and the block is this task's alone.
         unsafe {
-            for row in 0..rows.len() {
-                let total = slot.acc.add(row * stride);
-                let part = |split: usize| {
-                    let (first, stride) = self.part(number, split);
-                    first.add(row * stride)
-                };
-                total.copy_from_nonoverlapping(part(0), columns.len());
-                let total = std::slice::from_raw_parts_mut(total, columns.len());
-                for split in 1..self.blocking.splits {
-                    let part = std::slice::from_raw_parts(part(split), columns.len());
-                    total.iter_mut().zip(part).for_each(|(t, p)| *t += p);
-                }
+            let total = || rows((slot.acc, stride), &cut);
+            total().zip(rows(self.part(&cut, 0), &cut)).for_each(|(total, part)| total.copy_from_slice(part));
+            for split in 1..self.blocking.splits {
+                total().zip(rows(self.part(&cut, split), &cut)).for_each(|(total, part)| add(total, part));
             }
-            self.product.finish(group, rows, strip, slot.acc, stride, slot.scratch);
+            self.product.finish(cut.group, cut.rows, cut.strip, slot.acc, stride, slot.scratch);
         }
     }
+}
+
+/// The rows of a block of sums.
+///
+/// # Safety
+/// The sums are the caller's while the rows are.
+unsafe fn rows<'a>((sums, stride): (*mut f32, usize), cut: &Cut) -> impl Iterator<Item = &'a mut [f32]> + use<'a> {
+    let columns = cut.columns.len();
+    // SAFETY: the caller's promise; rows do not overlap.
+    (0..cut.rows.len()).map(move |row| unsafe { std::slice::from_raw_parts_mut(sums.add(row * stride), columns) })
+}
+
+fn add(total: &mut [f32], terms: &[f32]) {
+    total.iter_mut().zip(terms).for_each(|(total, term)| *total += term);
 }
 
 /// A block of the result.

@@ -45,9 +45,19 @@ impl Right {
     }
 }
 
-/// `acc[i·acc_stride + j] (+)= Σₖ left(i, k) · right(k, j)`, for k below `depth`; the sum starts from 0 or, with `add`, is
-/// added to what `acc` holds.
-type Kernel = unsafe fn(depth: usize, left: Left, right: Right, acc: *mut f32, acc_stride: usize, add: bool);
+/// What becomes of what `acc` holds before a kernel runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Before {
+    /// It is overwritten: sums start from 0.
+    Nothing,
+    /// The sums, which start from 0, are added to it.
+    Term,
+    /// The sums start from it: they go on as if they had never been stored.
+    Sums,
+}
+
+/// `acc[i·acc_stride + j] = Σₖ left(i, k) · right(k, j)`, for k below `depth`, and what was there [`Before`].
+type Kernel = unsafe fn(depth: usize, left: Left, right: Right, acc: *mut f32, acc_stride: usize, before: Before);
 
 /// The micro-kernels and packing of one instruction set.
 pub(in super::super) struct Micro {
@@ -145,11 +155,18 @@ unsafe fn kernel<S: Simd, W: Walk, F: Find, const R: usize, const C: usize>(
     right: Right,
     acc: *mut f32,
     acc_stride: usize,
-    add: bool,
+    before: Before,
 ) {
     // SAFETY: the caller enables S's instruction set and gives panels and a block of these shapes.
     unsafe {
         let mut sum = [[S::zero(); C]; R];
+        if before == Before::Sums {
+            for (r, sum) in sum.iter_mut().enumerate() {
+                for (c, sum) in sum.iter_mut().enumerate() {
+                    *sum = S::load(acc.add(r * acc_stride + c * S::LANES));
+                }
+            }
+        }
         let mut b = [S::zero(); C];
         for step in 0..depth {
             for (c, b) in b.iter_mut().enumerate() {
@@ -169,7 +186,7 @@ unsafe fn kernel<S: Simd, W: Walk, F: Find, const R: usize, const C: usize>(
         for (r, sum) in sum.into_iter().enumerate() {
             for (c, sum) in sum.into_iter().enumerate() {
                 let to = acc.add(r * acc_stride + c * S::LANES);
-                S::store(to, if add { S::add(S::load(to), sum) } else { sum });
+                S::store(to, if before == Before::Term { S::add(S::load(to), sum) } else { sum });
             }
         }
     }
@@ -188,10 +205,10 @@ macro_rules! micro {
         static $name: Micro = {
             $(#[target_feature(enable = $feature)])?
             unsafe fn run<W: Walk, F: Find, const R: usize, const C: usize>(
-                depth: usize, left: Left, right: Right, acc: *mut f32, acc_stride: usize, add: bool,
+                depth: usize, left: Left, right: Right, acc: *mut f32, acc_stride: usize, before: Before,
             ) {
                 // SAFETY: this function's caller keeps the same promises, and its features are S's.
-                unsafe { kernel::<$simd, W, F, R, C>(depth, left, right, acc, acc_stride, add) }
+                unsafe { kernel::<$simd, W, F, R, C>(depth, left, right, acc, acc_stride, before) }
             }
             $(#[target_feature(enable = $feature)])?
             unsafe fn pack(from: pack::Source, count: usize, depth: usize, to: *mut f32, width: usize) {
