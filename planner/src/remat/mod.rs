@@ -14,6 +14,7 @@ mod bound;
 mod clock;
 mod combine;
 mod flow;
+mod needs;
 mod network;
 mod program;
 mod repair;

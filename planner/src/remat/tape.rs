@@ -5,6 +5,7 @@
 //! kept up to date by adding to ranges, never by simulating again. Everything else (who reads whom) follows from the copies'
 //! positions, and is looked up when asked for: computations have few neighbours and few copies.
 
+use super::needs::Needs;
 use super::network::Network;
 
 /// Number of a copy. Numbers of removed copies are used again.
@@ -16,7 +17,7 @@ pub(super) struct Tape<'n> {
     /// Copies in the order they are made, of each computation's own value; the last is the sink's.
     pub sequence: Vec<Copy>,
     /// By position: live bytes, output and workspace included.
-    pub need: Vec<i64>,
+    pub need: Needs,
     /// By copy: of which value. The number of a computation's own value is its own.
     pub node: Vec<u32>,
     /// By copy: its position.
@@ -38,7 +39,7 @@ impl<'n> Tape<'n> {
         let mut tape = Tape {
             net,
             sequence: Vec::new(),
-            need: Vec::new(),
+            need: Needs::default(),
             node: Vec::new(),
             pos: Vec::new(),
             last: Vec::new(),
@@ -65,8 +66,6 @@ impl<'n> Tape<'n> {
         self.pos.extend(0..len as u32);
         self.last.clear();
         self.last.extend(0..len as u32);
-        self.need.clear();
-        self.need.resize(len + 1, 0);
         self.cost = 0;
         for (p, &i) in (0u32..).zip(order) {
             for &j in net.inputs.of(i) {
@@ -82,17 +81,19 @@ impl<'n> Tape<'n> {
             }
             self.cost += u128::from(net.cost[i as usize]);
         }
-        for ((&value, &p), &last) in self.node.iter().zip(&self.pos).zip(&self.last) {
-            let bytes = net.bytes[value as usize];
-            self.need[p as usize] += bytes;
-            self.need[last as usize + 1] -= bytes;
-        }
-        let mut live = 0;
-        for (p, &i) in order.iter().enumerate() {
-            live += self.need[p];
-            self.need[p] = live + net.workspace[i as usize];
-        }
-        self.need.truncate(len);
+        self.need.load(len + 1, |need| {
+            for ((&value, &p), &last) in self.node.iter().zip(&self.pos).zip(&self.last) {
+                let bytes = net.bytes[value as usize];
+                need[p as usize] += bytes;
+                need[last as usize + 1] -= bytes;
+            }
+            let mut live = 0;
+            for (p, &i) in order.iter().enumerate() {
+                live += need[p];
+                need[p] = live + net.workspace[i as usize];
+            }
+            need.truncate(len);
+        });
     }
 
     /// Computations in order, the sink at the end.
@@ -115,20 +116,18 @@ impl<'n> Tape<'n> {
     }
 
     pub fn peak(&self) -> i64 {
-        self.need.iter().copied().max().unwrap_or(0)
+        self.need.most()
     }
 
     /// The most that any step in `from..to` needs; nothing for an empty range.
     #[inline]
     pub fn peak_in(&self, from: u32, to: u32) -> i64 {
-        if from >= to { i64::MIN / 2 } else { self.need[from as usize..to as usize].iter().copied().max().unwrap_or(i64::MIN / 2) }
+        self.need.most_in(from as usize, to as usize)
     }
 
     #[inline]
     fn add(&mut self, from: u32, to: u32, bytes: i64) {
-        if from < to && bytes != 0 {
-            self.need[from as usize..to as usize].iter_mut().for_each(|n| *n += bytes);
-        }
+        self.need.add(from as usize, to as usize, bytes);
     }
 
     /// The copies made at one step, that of the computation's own value first.
