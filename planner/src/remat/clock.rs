@@ -37,20 +37,20 @@ impl Clock {
         Clock { start: Instant::now(), limit, rounds: 0 }
     }
 
-    /// A clock of its own for a part of the work.
+    /// A clock of its own for a part of the work; it never has more time than is left here.
     pub fn slice(&self, part: f64) -> Clock {
         Clock::new(match self.limit {
-            Limit::Time(limit) => Limit::Time(limit.mul_f64(part)),
+            Limit::Time(limit) => Limit::Time(limit.mul_f64(part).min(limit.saturating_sub(self.start.elapsed()))),
             Limit::Rounds(most) => Limit::Rounds((most as f64 * part) as u64),
         })
     }
 
     /// As [`Clock::slice`], where it is time that is short.
     pub fn part(&self, part: f64) -> Clock {
-        Clock::new(match self.limit {
-            Limit::Time(limit) => Limit::Time(limit.mul_f64(part)),
-            rounds => rounds,
-        })
+        match self.limit {
+            Limit::Time(_) => self.slice(part),
+            rounds => Clock::new(rounds),
+        }
     }
 
     pub fn tick(&mut self) {
@@ -84,10 +84,10 @@ impl Clock {
         self.start.checked_add(limit.mul_f64(SEARCH * progress))
     }
 
-    /// Into how many anneals from different starts the first part of the search is split.
-    pub fn anneals(&self) -> usize {
+    /// Into how many anneals from different starts the first part of the search of a schedule of so many steps is split.
+    pub fn anneals(&self, steps: u32) -> usize {
         match self.limit {
-            Limit::Time(limit) => (limit.as_secs_f64() / 0.4).clamp(1.0, 12.0) as usize,
+            Limit::Time(limit) => (limit.as_secs_f64() / 0.4 / (f64::from(steps) / 1000.0).max(1.0)).clamp(1.0, 12.0) as usize,
             Limit::Rounds(most) => (most / 10_000).clamp(1, 12) as usize,
         }
     }

@@ -48,7 +48,7 @@ const STARTED: f64 = 0.5;
 pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64, clock: &mut Clock, seed: u64) -> Combined {
     let alone = search(net, orders, budget, &mut clock.part(ALONE), seed);
     let best = Combined::of(alone.clone());
-    if alone.peak <= budget && alone.cost == net.base_cost {
+    if alone.peak <= budget && alone.cost == net.base_cost || clock.progress() >= 1.0 {
         return best;
     }
     let fetching = net.with_fetches();
@@ -60,7 +60,7 @@ pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64
     }
     for k in 0..STARTS {
         search.repairer.until = clock.at(if starts.is_empty() { 1.0 } else { STARTED });
-        if !starts.is_empty() && clock.progress() > STARTED {
+        if clock.progress() > if starts.is_empty() { 1.0 } else { STARTED } {
             break;
         }
         let noise = if k < orders.len() { 0.0 } else { 1.0 };

@@ -25,9 +25,8 @@ mod tape;
 mod tests;
 mod transit;
 
-use crate::dag::TaskId;
 pub use crate::offload::Transfer;
-use crate::order::{Effort, OrderPolicy, Sizes, best_order, candidates};
+use crate::order::candidates_until;
 use crate::pack::Limits;
 use crate::remat_graph::RematGraph;
 use clock::Clock;
@@ -76,7 +75,7 @@ pub enum RematError {
 /// If bytes do not fit the search's arithmetic.
 pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematError> {
     let mut clock = Clock::new(options.limit);
-    let problem = Problem::new(graph, options)?;
+    let problem = Problem::new(graph, options, &clock)?;
     let budget = problem.budget(options.budget);
     Ok(problem.solve(options, budget, &mut clock))
 }
@@ -88,7 +87,7 @@ pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematE
 /// If bytes do not fit the search's arithmetic.
 pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Remat, Placed), RematError> {
     let clock = Clock::new(options.limit);
-    let problem = Problem::new(graph, options)?;
+    let problem = Problem::new(graph, options, &clock)?;
     let budget = problem.budget(options.budget);
     let (mut target, mut share) = (budget, 0.25);
     let mut best: Option<(Remat, Placed)> = None;
@@ -128,6 +127,9 @@ const EFFORT: u64 = 2_000_000;
 /// Graphs of so many computations are put in their best order in a few milliseconds.
 const QUICKLY_ORDERED: usize = 400;
 
+/// The part of the time that may be spent on orders.
+const ORDERING: f64 = 0.5;
+
 /// A graph as the search sees it.
 struct Problem {
     net: Network,
@@ -140,23 +142,21 @@ struct Problem {
 }
 
 impl Problem {
-    fn new(graph: &RematGraph, options: &RematOptions) -> Result<Problem, RematError> {
+    fn new(graph: &RematGraph, options: &RematOptions, clock: &Clock) -> Result<Problem, RematError> {
         let bytes = graph.nodes.iter().map(|n| u128::from(n.bytes) + u128::from(n.workspace)).sum();
         if bytes >= 1 << 62 {
             return Err(RematError::TooLarge { bytes });
         }
         let (net, nodes) = Network::of(graph);
-        let dag = graph.to_dag(false).dag;
-        let mut orders: Vec<Vec<TaskId>> =
-            candidates(&dag, OrderPolicy::MinPeak, false, Sizes::Exact).into_iter().map(|(_, order)| order).collect();
-        // A fraction is one of the best order there is; in a hurry, others have to do for the bytes of large graphs.
-        if net.len() <= QUICKLY_ORDERED || options.limit.is_ample() || matches!(options.budget, Budget::Fraction(_)) {
-            orders.push(best_order(&dag, false, Effort::Counted, Sizes::Exact).order);
+        let mut orders = vec![net.program_order()];
+        if !clock.is_over() {
+            // A fraction is one of the best order there is; in a hurry, others have to do for the bytes of large graphs.
+            let hurries = net.len() > QUICKLY_ORDERED && !options.limit.is_ample();
+            let wants_best = !hurries || matches!(options.budget, Budget::Fraction(_));
+            let found = candidates_until(&graph.to_dag(false).dag, wants_best, clock.at(ORDERING));
+            orders.extend(found.iter().map(|order| order.iter().map(|task| task.0).chain([net.sink()]).collect::<Vec<u32>>()));
         }
-        let ranked = |order: Vec<TaskId>| {
-            let order: Vec<u32> = order.iter().map(|task| task.0).chain([net.sink()]).collect();
-            (tape::Tape::new(&net, &order).peak(), order)
-        };
+        let ranked = |order: Vec<u32>| (tape::Tape::new(&net, &order).peak(), order);
         let mut ranked: Vec<(i64, Vec<u32>)> = orders.into_iter().map(ranked).collect();
         ranked.sort();
         ranked.dedup();

@@ -1,6 +1,7 @@
 //! The problem of the search: what can be computed, numbered without gaps, with neighbours in flat lists.
 
-use std::collections::HashSet;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
 
 use crate::dag::{Dag, Task, TaskId};
 use crate::relations::Relations;
@@ -161,7 +162,7 @@ impl Network {
             computations[last as usize].before.extend(readers.filter(|_| writers.len() > 1 || buffer.live_in));
         }
         let mut pairs = dag.may_reuse.clone();
-        pairs.sort_unstable_by_key(|pair| (pair.task, std::cmp::Reverse(dag.buffers[pair.to.index()].occupied()), *pair));
+        pairs.sort_unstable_by_key(|pair| (pair.task, Reverse(dag.buffers[pair.to.index()].occupied()), *pair));
         let mut taken = HashSet::new();
         let mut place = vec![0; dag.tasks.len()];
         (0u32..).zip(order).for_each(|(at, task)| place[task.index()] = at);
@@ -259,6 +260,28 @@ impl Network {
     #[inline]
     pub fn maker(&self, value: u32) -> u32 {
         (value as usize).checked_sub(self.len()).map_or(value, |at| self.makers[at])
+    }
+
+    /// Everything once, the sink at the end, as close to the order of numbers as dependencies allow.
+    pub fn program_order(&self) -> Vec<u32> {
+        let count = self.sink + 1;
+        let mut waiting: Vec<usize> = (0..count).map(|i| self.inputs.of(i).len() + self.after.of(i).len()).collect();
+        let mut ready: BinaryHeap<Reverse<u32>> = (0..count).filter(|&i| waiting[i as usize] == 0).map(Reverse).collect();
+        let mut order = Vec::with_capacity(count as usize);
+        while let Some(Reverse(i)) = ready.pop() {
+            if i != self.sink {
+                order.push(i);
+            }
+            let readers = self.makes(i).flat_map(|value| self.consumers.of(value));
+            for &next in readers.chain(self.before.of(i)) {
+                waiting[next as usize] -= 1;
+                if waiting[next as usize] == 0 {
+                    ready.push(Reverse(next));
+                }
+            }
+        }
+        order.push(self.sink);
+        order
     }
 
     /// The computation that reads the outputs.

@@ -4,6 +4,7 @@
 //! computed again just before its next read after, with whatever of its inputs is gone by then. Which one: most bytes × steps
 //! relieved per cost. *Pruning*: a copy is taken out where the one before it can stay.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use super::network::Network;
@@ -21,8 +22,9 @@ pub(super) struct Repairer {
     pub fetching: Option<f64>,
     /// When to give up.
     pub until: Option<Instant>,
-    /// The steps that need too much.
+    /// The steps that need too much; and by step, how many of them are before it, if that has been counted.
     over: Vec<u32>,
+    before: Vec<u32>,
     /// What has to be computed again for the candidate at hand, inputs first; the best candidate's.
     chain: Vec<u32>,
     best_chain: Vec<u32>,
@@ -34,13 +36,11 @@ pub(super) struct Repairer {
     repairs: u32,
     /// Candidates and copies to be pruned.
     order: Vec<(f64, Copy)>,
-    /// Of a long schedule, the copies that looked best when all were last looked at, and how good the worst of them was.
+    /// Of a [long](Tape::is_long) schedule, the copies that looked best when all were last looked at, and how good the worst of them was.
     shortlist: Vec<Copy>,
     shortlisted: f64,
 }
 
-/// From so many steps on, not all copies are looked at for each step that needs too much.
-const LONG: u32 = 2048;
 /// The most copies on the shortlist, and the part of those looked at.
 const SHORT: usize = 64;
 const SHORT_PART: usize = 4;
@@ -87,6 +87,7 @@ impl Repairer {
             fetching: None,
             until: None,
             over,
+            before: Vec::new(),
             chain,
             best_chain,
             seen: vec![0; nodes],
@@ -147,6 +148,7 @@ impl Repairer {
     fn worst(&mut self, tape: &Tape) -> Option<u32> {
         let (mut worst, mut most) = (None, self.budget);
         self.over.clear();
+        self.before.clear();
         for (p, need) in tape.need.over(self.budget) {
             if need > most {
                 (worst, most) = (Some(p), need);
@@ -158,8 +160,18 @@ impl Repairer {
 
     /// How many steps in `from..to` need too much.
     fn relieved(&self, from: u32, to: u32) -> u32 {
-        let before = |p: u32| self.over.partition_point(|&q| q < p) as u32;
+        let search = |p: u32| self.over.partition_point(|&q| q < p) as u32;
+        let before = |p: u32| self.before.get(p as usize).copied().unwrap_or_else(|| search(p));
         before(to) - before(from)
+    }
+
+    /// Counts the steps that need too much, for [`Repairer::relieved`] to be quick about any of `steps` steps.
+    fn count(&mut self, steps: u32) {
+        self.before.reserve(steps as usize + 1);
+        for (before, &p) in (0u32..).zip(&self.over) {
+            self.before.resize(p as usize + 1, before);
+        }
+        self.before.resize(steps as usize + 1, self.over.len() as u32);
     }
 
     /// The best thing to do about step `at`; what to compute again is left in `best_chain`.
@@ -176,7 +188,11 @@ impl Repairer {
             }
             best = Choice { act: None, score: 0.0 };
         }
-        let is_long = tape.len() >= LONG;
+
+        let is_long = tape.is_long();
+        if is_long {
+            self.count(tape.len());
+        }
         self.order.clear();
         for p in 0..at {
             for c in tape.made_at(p) {
@@ -358,11 +374,11 @@ impl Repairer {
         Some((cost, kept))
     }
 
-    /// Takes out copies that can go, dearest per byte × step first, until none can or the time is over.
-    pub fn prune(&mut self, tape: &mut Tape, random: &mut Random) {
+    /// Takes out copies made in `steps` that can go, dearest per byte × step first, until none can or the time is over.
+    pub fn prune(&mut self, tape: &mut Tape, random: &mut Random, steps: Range<u32>) {
         loop {
             self.order.clear();
-            for p in 0..tape.len() {
+            for p in steps.start..tape.len().min(steps.end) {
                 let c = tape.sequence[p as usize];
                 let node = tape.node[c as usize];
                 if !tape.may_remove(c) {

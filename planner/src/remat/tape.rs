@@ -11,6 +11,9 @@ use super::network::Network;
 /// Number of a copy. Numbers of removed copies are used again.
 pub(super) type Copy = u32;
 
+/// So many steps are long.
+const LONG: u32 = 2048;
+
 #[derive(Clone)]
 pub(super) struct Tape<'n> {
     pub net: &'n Network,
@@ -103,6 +106,11 @@ impl<'n> Tape<'n> {
 
     pub fn len(&self) -> u32 {
         self.sequence.len() as u32
+    }
+
+    /// Whether what is done again and again must not look at all steps.
+    pub fn is_long(&self) -> bool {
+        self.len() >= LONG
     }
 
     pub fn node_at(&self, p: u32) -> u32 {
