@@ -57,6 +57,10 @@ pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64
     let mut starts = Vec::new();
     if alone.peak <= budget {
         starts.push(alone.clone());
+    } else if search.tape.is_long() {
+        // What recomputation had no time for.
+        search.repairer.until = clock.at(1.0);
+        starts.extend(search.start(&alone.order, 0.0, false));
     }
     for k in 0..STARTS {
         search.repairer.until = clock.at(if starts.is_empty() { 1.0 } else { STARTED });

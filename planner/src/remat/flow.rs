@@ -48,6 +48,7 @@ impl Flow {
     pub fn cut(&mut self, source: u32, sink: u32, clock: &Clock) -> Option<i64> {
         let mut total = 0;
         while total < ENDLESS && self.find_levels(source, sink) {
+            clock.prove(self.edges.len() as u64);
             if clock.is_over() {
                 return None;
             }
@@ -88,8 +89,11 @@ impl Flow {
         let mut moves = 0u32;
         while pushed < most {
             moves = moves.wrapping_add(1);
-            if moves.is_multiple_of(BETWEEN_LOOKS) && clock.is_over() {
-                return None;
+            if moves.is_multiple_of(BETWEEN_LOOKS) {
+                clock.prove(u64::from(BETWEEN_LOOKS));
+                if clock.is_over() {
+                    return None;
+                }
             }
             let at = path.last().map_or(source, |&e| self.edges[e as usize].to);
             if at == sink {

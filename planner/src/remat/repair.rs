@@ -36,7 +36,7 @@ pub(super) struct Repairer {
     repairs: u32,
     /// Candidates and copies to be pruned.
     order: Vec<(f64, Copy)>,
-    /// Of a [long](Tape::is_long) schedule, the copies that looked best when all were last looked at, and how good the worst of them was.
+    /// Of a [long](super::tape::is_long) schedule, the copies that looked best when all were last looked at, and how good the worst of them was.
     shortlist: Vec<Copy>,
     shortlisted: f64,
 }

@@ -11,8 +11,10 @@ use super::network::Network;
 /// Number of a copy. Numbers of removed copies are used again.
 pub(super) type Copy = u32;
 
-/// So many steps are long.
-const LONG: u32 = 2048;
+/// Whether a schedule has so many steps that what is done again and again must not look at all of them.
+pub(super) fn is_long(steps: usize) -> bool {
+    steps >= 2048
+}
 
 #[derive(Clone)]
 pub(super) struct Tape<'n> {
@@ -108,9 +110,8 @@ impl<'n> Tape<'n> {
         self.sequence.len() as u32
     }
 
-    /// Whether what is done again and again must not look at all steps.
     pub fn is_long(&self) -> bool {
-        self.len() >= LONG
+        is_long(self.sequence.len())
     }
 
     pub fn node_at(&self, p: u32) -> u32 {
