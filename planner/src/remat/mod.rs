@@ -35,7 +35,7 @@ use crate::remat_graph::RematGraph;
 use clock::Clock;
 pub use clock::Limit;
 use network::Network;
-pub(crate) use program::DagSearch;
+pub(crate) use program::{Away, DagSearch};
 pub use schedule::{Placed, Remat};
 
 /// How many bytes a schedule may need above the fixed part.

@@ -252,8 +252,9 @@ impl Repairer {
             return own;
         }
         let saved = if unused { self.price(net, tape.node_at(p)) } else { 0 };
-        if self.fetching.is_some() {
-            let fetch = net.fetch_of(value);
+        if self.fetching.is_some()
+            && let Some(fetch) = net.fetch_of(value)
+        {
             // What is sent has to be computed.
             let saved = if tape.copies[value as usize].first() == Some(&c) { 0 } else { saved };
             let cost = self.price(net, fetch).saturating_sub(saved);
@@ -358,7 +359,7 @@ impl Repairer {
                 continue;
             }
             let maker = tape.net.maker(j);
-            let fetch = self.fetching.map(|_| tape.net.fetch_of(j));
+            let fetch = self.fetching.and_then(|_| tape.net.fetch_of(j));
             let dearer = |&fetch: &u32| !tape.may_insert(maker, read) || self.price(tape.net, fetch) < self.price(tape.net, maker);
             if let Some(fetch) = fetch.filter(dearer) {
                 self.seen[maker as usize] = self.round;

@@ -29,7 +29,7 @@ pub(super) struct Tape<'n> {
     pub pos: Vec<u32>,
     /// By copy: the position of its last read, its own if it is never read.
     pub last: Vec<u32>,
-    /// By value: its copies in order. A computation's values have equally many.
+    /// By value: its copies in order. A computation's values have equally many, but for what is fetched.
     pub copies: Vec<Vec<Copy>>,
     unused: Vec<Copy>,
     /// By value of what is being inserted: its last read.
@@ -297,11 +297,15 @@ impl<'n> Tape<'n> {
             return true;
         }
         match self.copies[node as usize][..] {
-            // What is fetched has been computed before.
-            [first, next, ..] if first == c => self.is_unread(self.pos[c as usize]) && !self.is_fetch(self.pos[next as usize]),
+            [first, _, ..] if first == c => self.is_unread(self.pos[c as usize]) && self.net.makes(node).all(|v| self.is_made_again(v)),
             [_, _, ..] => true,
             _ => false,
         }
+    }
+
+    /// Whether the second copy of a value is computed: what is fetched has been computed before.
+    fn is_made_again(&self, value: u32) -> bool {
+        self.copies[value as usize].get(1).is_some_and(|&next| !self.is_fetch(self.pos[next as usize]))
     }
 
     /// Takes the step that made `c` out (see [`Tape::may_remove`]); its reads go to the copies before, which live longer.
