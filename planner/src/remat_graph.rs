@@ -20,6 +20,7 @@
 
 use crate::dag::{Buffer, BufferId, Dag, DagError, Kind, MayReuse, Task, TaskId};
 use crate::order::{BestOrder, Effort, Sizes, best_order};
+use std::time::Instant;
 
 mod read;
 mod schedule;
@@ -199,7 +200,8 @@ impl RematGraph {
     /// Looks for the order of all nodes that are computed with the smallest peak above the fixed part, each run once, and for
     /// a lower bound on all peaks. In place, it is the peak of [`steps_in_place`].
     pub fn minimise_peak(&self, in_place: bool, effort: Effort) -> BestOrder<u32> {
+        let start = Instant::now();
         let GraphDag { dag, node_of_task, .. } = self.to_dag(in_place);
-        best_order(&dag, in_place, effort, Sizes::Exact).renamed(|task| node_of_task[task.index()])
+        best_order(&dag, in_place, effort.after(start.elapsed()), Sizes::Exact).renamed(|task| node_of_task[task.index()])
     }
 }

@@ -4,7 +4,7 @@ use slabwise_kernels::cpu::{Config, Isa, Kernel};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::random::uniform;
 use slabwise_kernels::scalar::{ScalarOp, Value};
-use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{Inst, ReduceOp, Spec};
 
 use crate::builder::Builder;
@@ -370,4 +370,36 @@ fn unsafe_arguments_panic() {
     assert!(run(&|s| s.operands[0].strides[1] = Size::fixed(-1), 0));
     assert!(run(&|s| s.operands[0].strides[1] = Size::fixed(100), 0));
     assert!(run(&|_| (), 2));
+}
+
+#[test]
+fn sums_of_known_sizes_take_no_more_room_than_their_parts() {
+    for (channels, points, down) in [(1, 70_000, false), (3, 30_011, false), (15, 9_000, true), (16, 8_192, false), (64, 2_048, true)] {
+        let mut b = Builder::new(&[channels, points], 1);
+        let strides = if down { [1, channels] } else { [points, 1] };
+        let v = b.load(&strides);
+        let square = b.op(ScalarOp::Mul, &[v, v]);
+        for value in [v, square] {
+            let sum = b.reduce(ReduceOp::Sum, value);
+            let out = b.typed(DType::F32, &[1, 0]);
+            b.store(sum, out);
+        }
+        let mut bytes = Bytes::new();
+        let x: Vec<f32> = (0..channels * points).map(|i| (i * 7919 % 1013) as f32 / 64.0 - 7.0).collect();
+        bytes.push_f32(&x);
+        bytes.push_f32(&vec![f32::NAN; channels as usize]);
+        bytes.push_f32(&vec![f32::NAN; channels as usize]);
+        let mut env = Env::default();
+        env.0[0] = points as u32;
+        let mut named = b.spec.clone();
+        named.dims[1] = Size::symbol(Symbol(0));
+        let config = Config { threads: 2, isa: Isa::detect() };
+        let workspace = |spec: &Spec| Kernel::new(spec.clone(), &env, &config).expect("a valid spec").workspace();
+        assert!(workspace(&b.spec) < workspace(&named), "{channels} sums of {points}: {} bytes", workspace(&b.spec));
+        let known = run_all(&b.spec, &env, &env, &bytes);
+        for ((isa, known), (_, bounded)) in known.iter().zip(run_all(&named, &env, &env, &bytes)) {
+            let bits = |run: &Bytes, at| run.f32s(at).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert!([1, 2].iter().all(|&at| bits(known, at) == bits(&bounded, at)), "{channels} sums of {points} on {isa}");
+        }
+    }
 }

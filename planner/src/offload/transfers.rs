@@ -57,6 +57,20 @@ impl<'t> Offloader<'t> {
         Offloader { timeline, budget, host, need, absences: Vec::new(), engines, sent }
     }
 
+    /// Begins with absences, as far as the host has room.
+    pub fn begin_with(&mut self, absences: &[Absence]) {
+        for &absence in absences {
+            if self.sent[absence.value as usize] || absence.bytes <= self.left() {
+                self.put(absence);
+            }
+        }
+    }
+
+    /// The bytes that others may take on the host.
+    fn left(&self) -> i64 {
+        self.host - self.timeline.values.iter().zip(&self.sent).filter(|(_, sent)| **sent).map(|(v, _)| v.bytes).sum::<i64>()
+    }
+
     /// What was planned.
     pub fn transfers(&self) -> &[Transfer] {
         &self.engines.transfers
@@ -182,7 +196,7 @@ impl<'t> Offloader<'t> {
 
     /// What to send to relieve step `at`, where the schedule takes `time` now.
     fn choose(&mut self, at: u32, time: f64, dear: f64, without: Option<Absence>) -> Option<Absence> {
-        let left = self.host - self.timeline.values.iter().zip(&self.sent).filter(|(_, sent)| **sent).map(|(v, _)| v.bytes).sum::<i64>();
+        let left = self.left();
         let price = |bytes: i64| dear * bytes as f64 * self.engines.link + 1.0;
         let mut ranked: Vec<(f64, f64, Absence)> = Vec::new();
         for (k, value) in (0u32..).zip(&self.timeline.values) {

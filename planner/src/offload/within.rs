@@ -1,12 +1,12 @@
 //! Plans that keep a budget by sending buffers to the host, by computing them again, or by both.
 
-use super::{Link, Offloaded, Offloader, Timeline, Value};
+use super::{Absence, Link, Offloaded, Offloader, Timeline, Value};
 use crate::check::{Checked, check_offload, check_repeats};
 use crate::dag::{BufferId, Dag, Space, Task, TaskId};
 use crate::order::OrderPolicy;
 use crate::plan::{Options, Plan, PlanError, live_bytes, plan};
 use crate::relations::Relations;
-use crate::remat::DagSearch;
+use crate::remat::{Away, DagSearch};
 use crate::repeat::{Repeated, Within, floor, plan_within};
 
 /// A stay of a buffer on the host. Tasks and buffers are those of the dag without copies.
@@ -50,6 +50,9 @@ pub struct WithLink {
 const LEVELS: [f64; 4] = [0.8, 0.55, 0.3, 0.12];
 /// What the engines' time is taken to cost, as a part of it, beside the time that kernels wait for them: tried in this order.
 const DEAR: [f64; 2] = [0.02, 0.3];
+/// How often both are searched for at once, each time for fewer live bytes; not where that could save but this part of the time.
+const TOGETHER: usize = 2;
+const LITTLE: f64 = 0.002;
 /// How often transfers are planned for a smaller sum of live bytes, since packing loses some.
 const TARGETS: usize = 4;
 
@@ -73,10 +76,10 @@ pub fn plan_with_link(dag: &Dag, once: Plan, budget: u64, link: &Link, options: 
     }
     let again = WithLink::without_copies(dag, plan_within(dag, once.clone(), budget, options)?);
     let mut best = without.clone().or(again.clone(), budget);
-    best = offload(dag, without, best, budget, link, options)?;
+    best = offload(dag, without, &[], best, budget, link, options)?;
     // What does not keep the budget may with copies.
     if again.repeated.is_some() && again.plan.height > budget {
-        best = offload(dag, again, best, budget, link, options)?;
+        best = offload(dag, again, &[], best, budget, link, options)?;
     }
     let Some(search) = DagSearch::new(dag, options) else { return Ok(best) };
     for level in LEVELS {
@@ -88,7 +91,38 @@ pub fn plan_with_link(dag: &Dag, once: Plan, budget: u64, link: &Link, options: 
         }
         let planned = plan(&repeated.dag, options)?;
         let start = WithLink::new(dag, Some(repeated), planned, floor);
-        best = offload(dag, start, best, budget, link, options)?;
+        best = offload(dag, start, &[], best, budget, link, options)?;
+    }
+    together(dag, &search, once.height, best, budget, link, options)
+}
+
+/// The best of `best` and what a search for both at once finds.
+fn together(
+    dag: &Dag,
+    search: &DagSearch,
+    height_once: u64,
+    mut best: WithLink,
+    budget: u64,
+    link: &Link,
+    options: &Options,
+) -> Result<WithLink, PlanError> {
+    let least: f64 = dag.tasks.iter().map(|task| task.cost as f64).sum();
+    let mut target = (search.peak() as f64 * budget as f64 / height_once as f64) as u64;
+    for _ in 0..TOGETHER {
+        if best.plan.height <= budget && best.time <= least * (1.0 + LITTLE) {
+            break;
+        }
+        let (runs, away) = search.find_sending(dag, target, link.cost_per_byte);
+        let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &runs)) else { break };
+        // What is away when is told for the runs in their order.
+        let planned = plan(&repeated.dag, &Options { order: OrderPolicy::Program, ..*options })?;
+        let start = WithLink::new(dag, Some(repeated), planned, best.floor);
+        let before = (best.plan.height, best.time);
+        best = offload(dag, start, &away, best, budget, link, options)?;
+        if (best.plan.height, best.time) != before && best.plan.height <= budget {
+            break;
+        }
+        target -= target / 16;
     }
     Ok(best)
 }
@@ -113,14 +147,25 @@ impl WithLink {
     }
 }
 
-/// The best of `best` and what copies make of `start`.
-fn offload(dag: &Dag, start: WithLink, mut best: WithLink, budget: u64, link: &Link, options: &Options) -> Result<WithLink, PlanError> {
+/// The best of `best` and what copies make of `start`; the search for them begins with what is away already.
+fn offload(
+    dag: &Dag,
+    start: WithLink,
+    away: &[Away],
+    mut best: WithLink,
+    budget: u64,
+    link: &Link,
+    options: &Options,
+) -> Result<WithLink, PlanError> {
     let base = start.repeated.as_ref().map_or(dag, |repeated| &repeated.dag);
     let bytes: u128 = base.buffers.iter().map(|b| u128::from(b.occupied())).sum();
     if bytes >= 1 << 62 {
         return Ok(best);
     }
-    let idle = Idle::new(base, &start.plan, link);
+    let mut idle = Idle::new(base, &start.plan, link);
+    if let Some(repeated) = &start.repeated {
+        idle.expect(repeated, &start.plan, away);
+    }
     let options = Options { order: OrderPolicy::Program, ..*options };
     for dear in DEAR {
         let mut target = budget;
@@ -150,6 +195,8 @@ struct Idle {
     buffers: Vec<BufferId>,
     /// What computing each value again costs for a byte, if its tasks may run again.
     recompute: Vec<Option<f64>>,
+    /// What is away to begin with.
+    begin: Vec<Absence>,
 }
 
 impl Idle {
@@ -160,7 +207,7 @@ impl Idle {
         let cost = |task: &TaskId| dag.tasks[task.index()].cost;
         let need = live_bytes(dag, plan).into_iter().map(|bytes| bytes as i64).collect();
         let timeline = Timeline { costs: plan.order.iter().map(cost).collect(), need, values: Vec::new() };
-        let mut idle = Idle { timeline, buffers: Vec::new(), recompute: Vec::new() };
+        let mut idle = Idle { timeline, buffers: Vec::new(), recompute: Vec::new(), begin: Vec::new() };
         for (b, buffer) in (0u32..).zip(&dag.buffers) {
             let writers = relations.writers.row(b as usize);
             let mut touched: Vec<u32> = relations.users.row(b as usize).iter().map(|&user| step_of[user as usize]).collect();
@@ -183,11 +230,30 @@ impl Idle {
         idle
     }
 
+    /// Begins with what is away between runs, where the plan has the same reads one after the other.
+    fn expect(&mut self, repeated: &Repeated, plan: &Plan, away: &[Away]) {
+        let mut step_of = vec![0u32; plan.order.len()];
+        (0u32..).zip(&plan.order).for_each(|(step, task)| step_of[task.index()] = step);
+        for away in away {
+            let writes = &repeated.dag.tasks[away.made as usize].writes;
+            let Some(buffer) = writes.iter().find(|b| repeated.buffer_of[b.index()] == away.buffer) else { continue };
+            let Ok(k) = self.buffers.binary_search(buffer) else { continue };
+            let [used, read] = [away.used, away.read].map(|run| step_of[run as usize]);
+            let Value { bytes, made, reads, .. } = &self.timeline.values[k];
+            let next = reads.partition_point(|&r| r < read);
+            let before = next.checked_sub(1).map_or(*made, |before| reads[before]);
+            if reads.get(next) == Some(&read) && before == used && used < read {
+                self.begin.push(Absence { value: k as u32, made: *made, used, read, bytes: *bytes, is_on_host: false });
+            }
+        }
+    }
+
     /// The dag with transfers by which no more than `target` bytes are live, or fewer than without at least; the time it takes,
     /// and what is away. Nothing if nothing can be sent or it takes `most` or more.
     fn offload(&self, dag: &Dag, plan: &Plan, target: u64, link: &Link, most: f64, dear: f64) -> Option<(Offloaded, f64, Vec<Trip>)> {
         let host = link.host_bytes.map_or(i64::MAX, |bytes| bytes.min(1 << 62) as i64);
         let mut offloader = Offloader::new(&self.timeline, target.min(1 << 62) as i64, link.cost_per_byte.max(0.0), host);
+        offloader.begin_with(&self.begin);
         let (time, fits) = offloader.fit(dear, most)?;
         if offloader.transfers().is_empty() || time >= most || !fits && most.is_finite() {
             return None;

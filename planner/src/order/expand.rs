@@ -22,7 +22,7 @@ impl Limits {
     /// Takes some effort off; whether more is allowed.
     pub(super) fn spend(&mut self, effort: u64) -> bool {
         self.effort = self.effort.saturating_sub(effort);
-        if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        if is_past(self.deadline) {
             self.effort = 0;
         }
         self.effort > 0
@@ -38,8 +38,13 @@ impl Limits {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.effort == 0
+        self.effort == 0 || is_past(self.deadline)
     }
+}
+
+/// Whether the time is over, if there is an end to it.
+pub(super) fn is_past(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
 /// A choice in a state.

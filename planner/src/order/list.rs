@@ -4,26 +4,30 @@
 //! the storage requirement in the out-of-core multifrontal method" (1986). Each costs about O(E log V).
 
 use super::Schedule;
+use super::expand::is_past;
 use crate::dag::{Dag, TaskId};
 use crate::relations::{Csr, Relations};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::time::Instant;
 
-/// The program's order first, then those of the three constructions that differ.
-pub(super) fn orders(dag: &Dag, relations: &Relations) -> Vec<(Schedule, Vec<TaskId>)> {
+/// The program's order first, then those of the three constructions that differ and are done before the deadline.
+pub(super) fn orders(dag: &Dag, relations: &Relations, deadline: Option<Instant>) -> Vec<(Schedule, Vec<TaskId>)> {
     let mut orders = vec![(Schedule::Program, relations.program_order())];
-    let others = [
-        (Schedule::Forward, Greedy::new(dag, relations, Direction::Forward).run()),
-        (Schedule::Backward, Greedy::new(dag, relations, Direction::Backward).run()),
-        (Schedule::DepthFirst, depth_first(dag, relations)),
-    ];
-    for (schedule, order) in others {
-        if orders.iter().all(|(_, known)| *known != order) {
-            orders.push((schedule, order));
-        }
+    for schedule in [Schedule::Forward, Schedule::Backward, Schedule::DepthFirst] {
+        let order = match schedule {
+            _ if is_past(deadline) => None,
+            Schedule::Forward => Greedy::new(dag, relations, Direction::Forward).run(deadline),
+            Schedule::Backward => Greedy::new(dag, relations, Direction::Backward).run(deadline),
+            _ => Some(depth_first(dag, relations)),
+        };
+        orders.extend(order.filter(|order| orders.iter().all(|(_, known)| known != order)).map(|order| (schedule, order)));
     }
     orders
 }
+
+/// How many tasks are run before the clock is looked at.
+const BETWEEN_LOOKS: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
@@ -98,7 +102,8 @@ impl<'a> Greedy<'a> {
         if self.direction == Direction::Forward { buffer.live_out } else { buffer.live_in }
     }
 
-    fn run(mut self) -> Vec<TaskId> {
+    /// The order of all tasks; none if the deadline comes first.
+    fn run(mut self, deadline: Option<Instant>) -> Option<Vec<TaskId>> {
         let mut live: i128 = (0..self.alive.len()).filter(|&b| self.alive[b]).map(|b| self.bytes(b)).sum();
         let mut peak = live;
         let mut order = Vec::with_capacity(self.dag.tasks.len());
@@ -113,11 +118,14 @@ impl<'a> Greedy<'a> {
             live += change.net;
             order.push(TaskId(task));
             self.finish(task);
+            if order.len().is_multiple_of(BETWEEN_LOOKS) && is_past(deadline) {
+                return None;
+            }
         }
         if self.direction == Direction::Backward {
             order.reverse();
         }
-        order
+        Some(order)
     }
 
     fn bytes(&self, buffer: usize) -> i128 {

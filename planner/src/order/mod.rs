@@ -20,7 +20,7 @@ mod search;
 
 use compact::Compact;
 pub(crate) use compact::Sizes;
-use expand::Limits;
+use expand::{Limits, is_past};
 use search::Search;
 
 /// Who decides the order of tasks.
@@ -106,6 +106,14 @@ pub enum Effort {
 }
 
 impl Effort {
+    /// What is left of it some time after the beginning.
+    pub(crate) fn after(self, passed: Duration) -> Effort {
+        match self {
+            Effort::Counted => Effort::Counted,
+            Effort::Within(time) => Effort::Within(time.saturating_sub(passed)),
+        }
+    }
+
     fn limits(self, tasks: usize) -> Limits {
         match self {
             Effort::Counted if tasks <= 1000 => Limits { effort: 200_000, deadline: None },
@@ -116,8 +124,8 @@ impl Effort {
 }
 
 /// The effort of a plan: a few milliseconds, spent only where no order made in one pass is proved to be the best.
-fn plan_limits(tasks: usize) -> Limits {
-    Limits { effort: 10_000 + 20 * tasks as u64, deadline: None }
+fn plan_limits(tasks: usize, deadline: Option<Instant>) -> Limits {
+    Limits { effort: 10_000 + 20 * tasks as u64, deadline }
 }
 
 /// The orders worth comparing, the program's first; all of them respect the dependencies of a verified dag.
@@ -126,21 +134,43 @@ pub(crate) fn candidates(dag: &Dag, policy: OrderPolicy, in_place: bool, sizes: 
     if policy == OrderPolicy::Program {
         return vec![(Schedule::Program, relations.program_order())];
     }
-    let listed = list::orders(dag, &relations);
+    let listed = list::orders(dag, &relations, None);
     let mut orders = listed.clone();
     // The order that suits buffers of their own as well, lest those who may do without them end up higher.
     for in_place in [true, false].into_iter().filter(|&pairs| in_place || !pairs) {
         let problem = Compact::new(dag, &relations, in_place, sizes);
-        let mut search = Search::new(&problem, &listed);
-        search.run(plan_limits(dag.tasks.len()));
-        if matches!(search.schedule, Schedule::Beam | Schedule::Exact) {
-            let order: Vec<TaskId> = search.order.into_iter().map(TaskId).collect();
-            if orders.iter().all(|(_, known)| *known != order) {
-                orders.push((search.schedule, order));
-            }
-        }
+        search_from(&problem, &listed, plan_limits(dag.tasks.len(), None), &mut orders);
     }
     orders
+}
+
+/// Adds what a search finds from some orders.
+fn search_from(problem: &Compact, listed: &[(Schedule, Vec<TaskId>)], limits: Limits, orders: &mut Vec<(Schedule, Vec<TaskId>)>) {
+    let mut search = Search::new(problem, listed);
+    search.run(limits);
+    if matches!(search.schedule, Schedule::Beam | Schedule::Exact) {
+        let order: Vec<TaskId> = search.order.into_iter().map(TaskId).collect();
+        if orders.iter().all(|(_, known)| *known != order) {
+            orders.push((search.schedule, order));
+        }
+    }
+}
+
+/// As [`candidates`] with bytes as they are and nothing in place, as far as there is time until the deadline; if the best is
+/// wanted, with as much effort as [`Effort::Counted`] allows.
+pub(crate) fn candidates_until(dag: &Dag, wants_best: bool, deadline: Option<Instant>) -> Vec<Vec<TaskId>> {
+    let relations = Relations::new(dag);
+    let listed = list::orders(dag, &relations, deadline);
+    let mut orders = listed.clone();
+    if !is_past(deadline) {
+        let problem = Compact::new(dag, &relations, false, Sizes::Exact);
+        let tasks = dag.tasks.len();
+        search_from(&problem, &listed, plan_limits(tasks, deadline), &mut orders);
+        if wants_best {
+            search_from(&problem, &listed, Limits { deadline, ..Effort::Counted.limits(tasks) }, &mut orders);
+        }
+    }
+    orders.into_iter().map(|(_, order)| order).collect()
 }
 
 /// Looks for the order with the smallest peak, and for a lower bound on all peaks.
@@ -160,7 +190,7 @@ pub(crate) fn best_order(dag: &Dag, in_place: bool, effort: Effort, sizes: Sizes
     let limits = effort.limits(dag.tasks.len());
     let relations = Relations::new(dag);
     let problem = Compact::new(dag, &relations, in_place, sizes);
-    let mut search = Search::new(&problem, &list::orders(dag, &relations));
+    let mut search = Search::new(&problem, &list::orders(dag, &relations, limits.deadline));
     search.run(limits);
     // A verified dag has no more bytes than 64 bits hold.
     BestOrder { peak: search.peak as u64, lower_bound: search.bound as u64, schedule: search.schedule, order: search.order }.renamed(TaskId)

@@ -68,6 +68,9 @@ impl<'a> Search<'a> {
 
     /// Searches until the peak is proved or the limit is reached.
     pub(super) fn run(&mut self, mut limits: Limits) {
+        if limits.is_over() {
+            return;
+        }
         let mut bounds = Bounds::new(self.problem);
         self.raise_bound(&mut bounds, BOUNDS_EFFORT, &mut limits);
         if self.is_over(&limits) {

@@ -180,8 +180,11 @@ pub(super) struct Proved {
 /// Bounds from the computations of `order`, those first whose step needs most in `order` and around the best so far, until
 /// all are seen or the time is over.
 pub(super) fn prove(net: &Network, order: &[u32], need: &[i64], budget: i64, clock: &Clock) -> Proved {
-    let mut bounds = Bounds::new(net);
     let mut proved = Proved { floor: largest_need(net), extra: 0.0 };
+    if clock.is_over() {
+        return proved;
+    }
+    let mut bounds = Bounds::new(net);
     let mut seen = vec![false; order.len()];
     let mut ranked: Vec<usize> = (0..order.len()).collect();
     ranked.sort_by_key(|&p| (std::cmp::Reverse(need[p]), p));

@@ -1,5 +1,6 @@
 //! How much searching is allowed.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// How much searching is allowed.
@@ -25,6 +26,8 @@ pub(super) struct Clock {
     start: Instant,
     limit: Limit,
     rounds: u64,
+    /// Edges looked at in proofs.
+    proving: Cell<u64>,
 }
 
 impl Clock {
@@ -34,23 +37,29 @@ impl Clock {
             Limit::Time(time) => Limit::Time(time.saturating_sub((time / 16).min(LAST))),
             rounds => rounds,
         };
-        Clock { start: Instant::now(), limit, rounds: 0 }
+        Clock { start: Instant::now(), limit, rounds: 0, proving: Cell::new(0) }
     }
 
-    /// A clock of its own for a part of the work.
-    pub fn slice(&self, part: f64) -> Clock {
+    /// What is left of the time, if time decides.
+    pub fn left(&self) -> Option<Duration> {
+        let Limit::Time(limit) = self.limit else { return None };
+        Some(limit.saturating_sub(self.start.elapsed()))
+    }
+
+    /// A clock of its own for a part of the work; what is left here when its time is over is `reserve` at least, if there is so much.
+    pub fn slice(&self, part: f64, reserve: Duration) -> Clock {
         Clock::new(match self.limit {
-            Limit::Time(limit) => Limit::Time(limit.mul_f64(part)),
+            Limit::Time(limit) => Limit::Time(limit.mul_f64(part).min(self.left().unwrap_or_default().saturating_sub(reserve))),
             Limit::Rounds(most) => Limit::Rounds((most as f64 * part) as u64),
         })
     }
 
     /// As [`Clock::slice`], where it is time that is short.
     pub fn part(&self, part: f64) -> Clock {
-        Clock::new(match self.limit {
-            Limit::Time(limit) => Limit::Time(limit.mul_f64(part)),
-            rounds => rounds,
-        })
+        match self.limit {
+            Limit::Time(_) => self.slice(part, Duration::ZERO),
+            rounds => Clock::new(rounds),
+        }
     }
 
     pub fn tick(&mut self) {
@@ -69,13 +78,21 @@ impl Clock {
     pub fn may_prove(&self, done: usize) -> bool {
         match self.limit {
             Limit::Time(_) => !self.is_over(),
-            Limit::Rounds(_) => done < PROOFS,
+            Limit::Rounds(_) => done < PROOFS && !self.is_over(),
         }
     }
 
-    /// Whether time decides, and is over.
+    /// Whether the time is over, or what proofs may do if time does not decide.
     pub fn is_over(&self) -> bool {
-        matches!(self.limit, Limit::Time(limit) if self.start.elapsed() >= limit)
+        match self.limit {
+            Limit::Time(limit) => self.start.elapsed() >= limit,
+            Limit::Rounds(_) => self.proving.get() >= PROVING,
+        }
+    }
+
+    /// Counts edges that a proof has looked at.
+    pub fn prove(&self, edges: u64) {
+        self.proving.set(self.proving.get().saturating_add(edges));
     }
 
     /// When so much of the time for searching is over, if time decides.
@@ -84,10 +101,10 @@ impl Clock {
         self.start.checked_add(limit.mul_f64(SEARCH * progress))
     }
 
-    /// Into how many anneals from different starts the first part of the search is split.
-    pub fn anneals(&self) -> usize {
+    /// Into how many anneals from different starts the first part of the search of a schedule of so many steps is split.
+    pub fn anneals(&self, steps: u32) -> usize {
         match self.limit {
-            Limit::Time(limit) => (limit.as_secs_f64() / 0.4).clamp(1.0, 12.0) as usize,
+            Limit::Time(limit) => (limit.as_secs_f64() / 0.4 / (f64::from(steps) / 1000.0).max(1.0)).clamp(1.0, 12.0) as usize,
             Limit::Rounds(most) => (most / 10_000).clamp(1, 12) as usize,
         }
     }
@@ -99,5 +116,6 @@ const LAST: Duration = Duration::from_millis(4);
 /// The part of the time that is for searching.
 const SEARCH: f64 = 0.9;
 
-/// The most computations that bounds are looked for at when time does not decide.
+/// The most computations that bounds are looked for at when time does not decide, and the most edges of flows.
 const PROOFS: usize = 48;
+const PROVING: u64 = 1 << 26;

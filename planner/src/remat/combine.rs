@@ -17,6 +17,8 @@ use crate::offload::Transfer;
 pub(super) struct Combined {
     pub order: Vec<u32>,
     pub transfers: Vec<Transfer>,
+    /// By transfer: which value it moves.
+    pub values: Vec<u32>,
     pub cost: u128,
     pub peak: i64,
     pub time: f64,
@@ -25,7 +27,7 @@ pub(super) struct Combined {
 impl Combined {
     fn of(found: Found) -> Combined {
         let Found { order, cost, peak, time } = found;
-        Combined { order, transfers: Vec::new(), cost, peak, time }
+        Combined { order, transfers: Vec::new(), values: Vec::new(), cost, peak, time }
     }
 
     /// Whether it is better under a budget: fitting first, then sooner done, then smaller.
@@ -47,20 +49,38 @@ const STARTED: f64 = 0.5;
 /// the smallest peak found.
 pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64, clock: &mut Clock, seed: u64) -> Combined {
     let alone = search(net, orders, budget, &mut clock.part(ALONE), seed);
+    if is_enough(&alone, net, budget) || clock.progress() >= 1.0 {
+        return Combined::of(alone);
+    }
+    combine_from(alone, (net, &net.with_fetches(|_| true)), orders, (budget, link), clock, seed)
+}
+
+/// The same where recomputation alone is known, for the values that may be sent.
+pub(super) fn combine_from(
+    alone: Found,
+    (net, fetching): (&Network, &Network),
+    orders: &[Vec<u32>],
+    (budget, link): (i64, f64),
+    clock: &mut Clock,
+    seed: u64,
+) -> Combined {
     let best = Combined::of(alone.clone());
-    if alone.peak <= budget && alone.cost == net.base_cost {
+    if is_enough(&alone, net, budget) {
         return best;
     }
-    let fetching = net.with_fetches();
-    let mut search = Search::new(&fetching, &alone.order, budget, seed ^ 0x6f66_666c_6f61_6421);
+    let mut search = Search::new(fetching, &alone.order, budget, seed ^ 0x6f66_666c_6f61_6421);
     search.transit = Some(Transit::new(link));
     let mut starts = Vec::new();
     if alone.peak <= budget {
         starts.push(alone.clone());
+    } else if search.tape.is_long() {
+        // What recomputation had no time for.
+        search.repairer.until = clock.at(1.0);
+        starts.extend(search.start(&alone.order, 0.0, false));
     }
     for k in 0..STARTS {
         search.repairer.until = clock.at(if starts.is_empty() { 1.0 } else { STARTED });
-        if !starts.is_empty() && clock.progress() > STARTED {
+        if clock.progress() > if starts.is_empty() { 1.0 } else { STARTED } {
             break;
         }
         let noise = if k < orders.len() { 0.0 } else { 1.0 };
@@ -83,6 +103,11 @@ pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64
     if found.beats(&best, budget) { found } else { best }
 }
 
+/// Whether no transfer makes it better.
+fn is_enough(alone: &Found, net: &Network, budget: i64) -> bool {
+    alone.peak <= budget && alone.cost == net.base_cost
+}
+
 impl Search<'_> {
     /// A schedule with its transfers planned, for the network without fetches.
     fn settle(&mut self, found: &Found, net: &Network) -> Combined {
@@ -91,6 +116,8 @@ impl Search<'_> {
         let order: Vec<u32> = self.tape.order().filter(|&node| net.sink() >= node).collect();
         let cost = Tape::new(net, &order).cost;
         let (transfers, peak) = self.transit.as_ref().map_or((&[][..], self.tape.peak()), Transit::planned);
-        Combined { order, transfers: transfers.to_vec(), cost, peak, time }
+        let values = self.transit.iter().flat_map(|transit| transit.values(&self.tape));
+        let values = values.map(|value| self.tape.net.without_fetches(value)).collect();
+        Combined { order, transfers: transfers.to_vec(), values, cost, peak, time }
     }
 }

@@ -2,6 +2,9 @@
 
 use super::clock::Clock;
 
+/// How many edges are gone along before the clock is looked at.
+const BETWEEN_LOOKS: u32 = 4096;
+
 /// Never cut.
 pub(super) const ENDLESS: i64 = i64::MAX / 8;
 
@@ -45,11 +48,12 @@ impl Flow {
     pub fn cut(&mut self, source: u32, sink: u32, clock: &Clock) -> Option<i64> {
         let mut total = 0;
         while total < ENDLESS && self.find_levels(source, sink) {
+            clock.prove(self.edges.len() as u64);
             if clock.is_over() {
                 return None;
             }
             self.next.fill(0);
-            total += self.push(source, sink, ENDLESS - total);
+            total += self.push(source, sink, ENDLESS - total, clock)?;
         }
         Some(total)
     }
@@ -77,11 +81,20 @@ impl Flow {
         self.level[sink as usize] != u32::MAX
     }
 
-    /// Pushes up to `most` along edges that lead one level on. Without recursion: levels are as many as a graph is deep.
-    fn push(&mut self, source: u32, sink: u32, most: i64) -> i64 {
+    /// Pushes up to `most` along edges that lead one level on; none if the time was over before. Without recursion: levels are as many as a
+    /// graph is deep.
+    fn push(&mut self, source: u32, sink: u32, most: i64, clock: &Clock) -> Option<i64> {
         let mut pushed = 0;
         let mut path: Vec<u32> = Vec::new();
+        let mut moves = 0u32;
         while pushed < most {
+            moves = moves.wrapping_add(1);
+            if moves.is_multiple_of(BETWEEN_LOOKS) {
+                clock.prove(u64::from(BETWEEN_LOOKS));
+                if clock.is_over() {
+                    return None;
+                }
+            }
             let at = path.last().map_or(source, |&e| self.edges[e as usize].to);
             if at == sink {
                 let amount = path.iter().map(|&e| self.edges[e as usize].capacity).fold(most - pushed, i64::min);
@@ -115,6 +128,6 @@ impl Flow {
                 },
             }
         }
-        pushed
+        Some(pushed)
     }
 }

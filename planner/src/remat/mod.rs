@@ -10,10 +10,14 @@
 //! for choosing what to drop by bytes, staleness and cost of the way back; Bartan et al., *Moccasin* (2023), for intervals of
 //! retention over one fixed order of steps.
 
+use std::borrow::Cow;
+use std::time::{Duration, Instant};
+
 mod bound;
 mod clock;
 mod combine;
 mod flow;
+mod needs;
 mod network;
 mod program;
 mod repair;
@@ -24,15 +28,14 @@ mod tape;
 mod tests;
 mod transit;
 
-use crate::dag::TaskId;
 pub use crate::offload::Transfer;
-use crate::order::{Effort, OrderPolicy, Sizes, best_order, candidates};
+use crate::order::candidates_until;
 use crate::pack::Limits;
 use crate::remat_graph::RematGraph;
 use clock::Clock;
 pub use clock::Limit;
 use network::Network;
-pub(crate) use program::DagSearch;
+pub(crate) use program::{Away, DagSearch};
 pub use schedule::{Placed, Remat};
 
 /// How many bytes a schedule may need above the fixed part.
@@ -75,9 +78,9 @@ pub enum RematError {
 /// If bytes do not fit the search's arithmetic.
 pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematError> {
     let mut clock = Clock::new(options.limit);
-    let problem = Problem::new(graph, options)?;
+    let problem = Problem::new(graph, options, &clock)?;
     let budget = problem.budget(options.budget);
-    Ok(problem.solve(options, budget, &mut clock))
+    Ok(problem.solve(options, budget, &problem.orders, &mut clock))
 }
 
 /// As [`remat`], but the budget is for the slab that all buffers and workspaces are packed into. Where packing loses bytes,
@@ -87,29 +90,49 @@ pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematE
 /// If bytes do not fit the search's arithmetic.
 pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Remat, Placed), RematError> {
     let clock = Clock::new(options.limit);
-    let problem = Problem::new(graph, options)?;
+    let problem = Problem::new(graph, options, &clock)?;
     let budget = problem.budget(options.budget);
-    let (mut target, mut share) = (budget, 0.25);
+    let (mut target, mut share) = (budget, if problem.is_long() { 0.5 } else { 0.25 });
     let mut best: Option<(Remat, Placed)> = None;
-    for (seed, part) in (options.seed..).zip(SLAB_PARTS) {
-        let remat = problem.solve(&RematOptions { seed, ..*options }, target, &mut clock.slice(part));
-        let limits = match options.limit {
-            Limit::Time(time) => Limits { time: Some(time.mul_f64(PACKING)), effort: u64::MAX, ..Limits::default() },
-            Limit::Rounds(_) => Limits { effort: EFFORT, ..Limits::default() },
+    let mut orders = Cow::Borrowed(&problem.orders);
+    let (mut time_bound, mut peak_bound) = (u128::MAX, 0);
+    let parts = if problem.is_long() { LONG_SLAB_PARTS } else { SLAB_PARTS };
+    // What a packing takes at least: as long as the last one that was given no time for more.
+    let mut quickest = PACKED.saturating_mul(problem.net.len() as u32);
+    for (seed, part) in (options.seed..).zip(parts) {
+        let mut remat = problem.solve(&RematOptions { seed, ..*options }, target, &orders, &mut clock.slice(part, quickest));
+        let limits = match (options.limit, clock.left()) {
+            (Limit::Time(time), Some(left)) => {
+                let time = time.mul_f64(PACKING).min(left.saturating_sub(quickest));
+                Limits { time: Some(time), effort: u64::MAX, ..Limits::default() }
+            }
+            _ => Limits { effort: EFFORT, ..Limits::default() },
         };
+        let began = Instant::now();
         let placed = remat.place(graph, &Limits { capacity: Some(budget), ..limits });
+        quickest = quickest.max(began.elapsed().saturating_sub(limits.time.unwrap_or_default()));
         let (lost, met) = (placed.height.saturating_sub(remat.peak), placed.height <= budget);
+        // What is proved for the budget holds; for smaller targets more may be, but that is not asked.
+        time_bound = time_bound.min(remat.time_bound);
+        peak_bound = peak_bound.max(remat.peak_bound);
+        (remat.budget, remat.time_bound, remat.peak_bound) = (budget, time_bound.min(remat.time), peak_bound);
+        let peak = remat.peak;
+        if problem.is_long() && options.link.is_none() {
+            // Searching goes on where it was; there is no time to begin anew.
+            orders = Cow::Owned(vec![problem.order(&remat.schedule)]);
+        }
         // Within the budget first, then sooner done, then smaller.
         let rank = |(remat, placed): &(Remat, Placed)| (placed.height.max(budget), remat.time, placed.height);
-        let found = (Remat { budget, ..remat }, placed);
+        let found = (remat, placed);
         if best.as_ref().is_none_or(|best| rank(&found) < rank(best)) {
             best = Some(found);
         }
-        if met {
+        if met || clock.left().is_some_and(|left| left < 2 * quickest) {
             break;
         }
         // Other schedules lose other amounts: the target gives way step by step.
         let tighter = budget.saturating_sub(((lost as f64 * share) as u64).max(1)).min(target - target / 512);
+        let tighter = if problem.is_long() { tighter.min(peak - peak / 512) } else { tighter };
         if tighter < problem.largest_need() {
             break;
         }
@@ -120,12 +143,19 @@ pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Rema
 
 /// The parts of the time for searches with ever smaller targets until the slab fits, and that for each packing.
 const SLAB_PARTS: [f64; 5] = [0.5, 0.08, 0.08, 0.08, 0.08];
+/// The same where searching needs most of it to find anything that fits.
+const LONG_SLAB_PARTS: [f64; 5] = [0.7, 0.06, 0.06, 0.06, 0.06];
 const PACKING: f64 = 0.03;
+/// What a packing is taken to need at least for each computation, before one has been made.
+const PACKED: Duration = Duration::from_micros(2);
 /// What each packing may spend if time does not decide.
 const EFFORT: u64 = 2_000_000;
 
 /// Graphs of so many computations are put in their best order in a few milliseconds.
 const QUICKLY_ORDERED: usize = 400;
+
+/// The part of the time that may be spent on orders.
+const ORDERING: f64 = 0.5;
 
 /// A graph as the search sees it.
 struct Problem {
@@ -139,23 +169,21 @@ struct Problem {
 }
 
 impl Problem {
-    fn new(graph: &RematGraph, options: &RematOptions) -> Result<Problem, RematError> {
+    fn new(graph: &RematGraph, options: &RematOptions, clock: &Clock) -> Result<Problem, RematError> {
         let bytes = graph.nodes.iter().map(|n| u128::from(n.bytes) + u128::from(n.workspace)).sum();
         if bytes >= 1 << 62 {
             return Err(RematError::TooLarge { bytes });
         }
         let (net, nodes) = Network::of(graph);
-        let dag = graph.to_dag(false).dag;
-        let mut orders: Vec<Vec<TaskId>> =
-            candidates(&dag, OrderPolicy::MinPeak, false, Sizes::Exact).into_iter().map(|(_, order)| order).collect();
-        // A fraction is one of the best order there is; in a hurry, others have to do for the bytes of large graphs.
-        if net.len() <= QUICKLY_ORDERED || options.limit.is_ample() || matches!(options.budget, Budget::Fraction(_)) {
-            orders.push(best_order(&dag, false, Effort::Counted, Sizes::Exact).order);
+        let mut orders = vec![net.program_order()];
+        if !clock.is_over() {
+            // A fraction is one of the best order there is; in a hurry, others have to do for the bytes of large graphs.
+            let hurries = net.len() > QUICKLY_ORDERED && !options.limit.is_ample();
+            let wants_best = !hurries || matches!(options.budget, Budget::Fraction(_));
+            let found = candidates_until(&graph.to_dag(false).dag, wants_best, clock.at(ORDERING));
+            orders.extend(found.iter().map(|order| order.iter().map(|task| task.0).chain([net.sink()]).collect::<Vec<u32>>()));
         }
-        let ranked = |order: Vec<TaskId>| {
-            let order: Vec<u32> = order.iter().map(|task| task.0).chain([net.sink()]).collect();
-            (tape::Tape::new(&net, &order).peak(), order)
-        };
+        let ranked = |order: Vec<u32>| (tape::Tape::new(&net, &order).peak(), order);
         let mut ranked: Vec<(i64, Vec<u32>)> = orders.into_iter().map(ranked).collect();
         ranked.sort();
         ranked.dedup();
@@ -175,8 +203,8 @@ impl Problem {
         bound::largest_need(&self.net) as u64
     }
 
-    fn solve(&self, options: &RematOptions, budget_bytes: u64, clock: &mut Clock) -> Remat {
-        let (net, orders) = (&self.net, &self.orders);
+    fn solve(&self, options: &RematOptions, budget_bytes: u64, orders: &[Vec<u32>], clock: &mut Clock) -> Remat {
+        let net = &self.net;
         let budget = budget_bytes.min(1 << 62) as i64;
         let remat = |order: &[u32], peak: i64, cost: u128| Remat {
             schedule: self.schedule(order),
@@ -195,11 +223,22 @@ impl Problem {
             return Remat { transfers: found.transfers, time, ..remat(&found.order, found.peak, found.cost) };
         }
         let found = search::search(net, orders, budget, clock, options.seed);
-        let tape = tape::Tape::new(net, &orders[0]);
-        let proved = bound::prove(net, &orders[0], &tape.need, budget, clock);
+        let tape = tape::Tape::new(net, &self.orders[0]);
+        let proved = bound::prove(net, &self.orders[0], &tape.need, budget, clock);
         let most = if found.peak <= budget { found.cost } else { u128::MAX };
         let time_bound = (net.base_cost + proved.extra as u128).min(most);
         Remat { time_bound, peak_bound: proved.floor as u64, ..remat(&found.order, found.peak, found.cost) }
+    }
+
+    /// Whether its schedules are [long](tape::is_long).
+    fn is_long(&self) -> bool {
+        tape::is_long(self.orders[0].len())
+    }
+
+    /// The order of computations that an order of nodes stands for.
+    fn order(&self, schedule: &[u32]) -> Vec<u32> {
+        let number = |i: &u32| self.nodes.partition_point(|node| node < i) as u32;
+        schedule.iter().map(number).chain([self.net.sink()]).collect()
     }
 
     /// The order of nodes that an order of computations stands for.

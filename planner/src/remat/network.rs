@@ -1,8 +1,9 @@
 //! The problem of the search: what can be computed, numbered without gaps, with neighbours in flat lists.
 
-use std::collections::HashSet;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
 
-use crate::dag::{Dag, Task, TaskId};
+use crate::dag::{BufferId, Dag, Task, TaskId};
 use crate::relations::Relations;
 use crate::remat_graph::RematGraph;
 
@@ -34,6 +35,11 @@ impl Lists {
     /// Lists for `keys` keys, empty for those that there were none of.
     fn widen(&mut self, keys: usize) {
         self.ends.resize(keys, self.items.len() as u32);
+    }
+
+    /// All `(key, item)` pairs.
+    fn pairs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        (0..self.ends.len() as u32).flat_map(|key| self.of(key).iter().map(move |&item| (key, item)))
     }
 
     /// The items of `key`, ascending.
@@ -84,6 +90,10 @@ pub(super) struct Network {
     pub after: Lists,
     /// Behind it are the fetches, if there are any.
     sink: u32,
+    /// By fetch: the value that it fetches.
+    fetches: Vec<u32>,
+    /// By value: its fetch, if there are any; the sink if it has none.
+    fetch_of: Vec<u32>,
     /// Cost of running everything once.
     pub base_cost: u128,
 }
@@ -117,7 +127,9 @@ impl Network {
     ///
     /// `order` runs everything once: what a task is the last of it to touch, it may write over. With repeats another may be the
     /// last; whether a schedule keeps a budget is for its plan to say.
-    pub fn of_dag(dag: &Dag, order: &[TaskId]) -> Network {
+    ///
+    /// The buffers of each value come with it.
+    pub fn of_dag(dag: &Dag, order: &[TaskId]) -> (Network, Vec<Vec<BufferId>>) {
         let relations = Relations::new(dag);
         let task = |task: &Task| Computation {
             once: !task.repeatable,
@@ -130,6 +142,7 @@ impl Network {
         let (mut outputs, mut more) = (Vec::new(), Vec::new());
         // By task: whom its values are for, and whether they are handed out.
         let mut made: Vec<Vec<(&[u32], bool, u32)>> = vec![Vec::new(); dag.tasks.len()];
+        let mut buffers: Vec<(u32, BufferId)> = Vec::new();
         for (b, buffer) in dag.buffers.iter().enumerate() {
             let writers = relations.writers.row(b);
             let (Some(&first), Some(&last)) = (writers.first(), writers.last()) else { continue };
@@ -149,6 +162,7 @@ impl Network {
                     None => computations[first as usize].bytes += bytes,
                 }
                 values.push((users, buffer.live_out, value));
+                buffers.push((value, BufferId(b as u32)));
                 users.iter().filter(|&&user| user != first).for_each(|&user| computations[user as usize].inputs.push(value));
                 outputs.extend(buffer.live_out.then_some(value));
             }
@@ -161,7 +175,7 @@ impl Network {
             computations[last as usize].before.extend(readers.filter(|_| writers.len() > 1 || buffer.live_in));
         }
         let mut pairs = dag.may_reuse.clone();
-        pairs.sort_unstable_by_key(|pair| (pair.task, std::cmp::Reverse(dag.buffers[pair.to.index()].occupied()), *pair));
+        pairs.sort_unstable_by_key(|pair| (pair.task, Reverse(dag.buffers[pair.to.index()].occupied()), *pair));
         let mut taken = HashSet::new();
         let mut place = vec![0; dag.tasks.len()];
         (0u32..).zip(order).for_each(|(at, task)| place[task.index()] = at);
@@ -181,7 +195,10 @@ impl Network {
         }
         outputs.sort_unstable();
         outputs.dedup();
-        Network::new(computations, more, outputs)
+        let net = Network::new(computations, more, outputs);
+        let mut buffers_of = vec![Vec::new(); net.values()];
+        buffers.into_iter().for_each(|(value, buffer)| buffers_of[value as usize].push(buffer));
+        (net, buffers_of)
     }
 
     /// `more` are the makers and bytes of the values that are not the first of a computation, numbered from one more than there
@@ -204,39 +221,52 @@ impl Network {
             before: Lists::gather(count, waits()),
             after: Lists::gather(count, waits().map(|(i, m)| (m, i))),
             sink: count as u32 - 1,
+            fetches: Vec::new(),
+            fetch_of: Vec::new(),
             base_cost: computations.iter().map(|c| u128::from(c.cost)).sum(),
         }
     }
 
-    /// The same problem with a *fetch* for each value: a computation that makes the value out of what the host has of it. It
-    /// reads nothing and takes no time, for the engines' time is another matter; it only needs an earlier copy, to be sent.
-    ///
-    /// For networks in which each computation makes one value.
-    pub fn with_fetches(&self) -> Network {
-        debug_assert_eq!(self.len(), self.values(), "each computation makes one value");
+    /// The same problem with a *fetch* for each value that may be sent: a computation that makes the value out of what the host
+    /// has of it. It reads nothing and takes no time, for the engines' time is another matter; it only needs an earlier copy, to
+    /// be sent. Values that are not the first of a computation have other numbers then (see [`Network::without_fetches`]).
+    pub fn with_fetches(&self, may_be_sent: impl Fn(u32) -> bool) -> Network {
         let count = self.len();
-        let all = count + self.sink as usize;
+        let sent: Vec<u32> = (0..self.values() as u32).filter(|&value| value != self.sink && may_be_sent(value)).collect();
+        let all = count + sent.len();
+        let number = |value: u32| if (value as usize) < count { value } else { value + sent.len() as u32 };
         let mut net = self.clone();
-        net.bytes.resize(all, 0);
+        net.bytes.splice(count..count, sent.iter().map(|_| 0));
         net.workspace.resize(all, 0);
         net.cost.resize(all, 0);
         net.once.resize(all, false);
-        for lists in [&mut net.inputs, &mut net.consumers, &mut net.before, &mut net.after] {
-            lists.widen(all);
-        }
-        net.more = Lists::gather(all, (0..self.sink).map(|value| (count as u32 + value, value)));
+        net.fetches = sent.iter().map(|&value| number(value)).collect();
+        net.fetch_of = vec![self.sink; net.bytes.len()];
+        (count as u32..).zip(&net.fetches).for_each(|(fetch, &value)| net.fetch_of[value as usize] = fetch);
+        net.inputs = Lists::gather(all, self.inputs.pairs().map(|(i, value)| (i, number(value))));
+        net.consumers = Lists::gather(net.bytes.len(), self.consumers.pairs().map(|(value, i)| (number(value), i)));
+        net.before.widen(all);
+        net.after.widen(all);
+        let made = self.more.pairs().map(|(i, value)| (i, number(value)));
+        net.more = Lists::gather(all, made.chain((count as u32..).zip(net.fetches.iter().copied())));
         net
+    }
+
+    /// The number that a value has without fetches.
+    pub fn without_fetches(&self, value: u32) -> u32 {
+        if (value as usize) < self.len() { value } else { value - self.fetches.len() as u32 }
     }
 
     /// The value that a computation fetches, if it is a fetch.
     #[inline]
     pub fn fetched(&self, node: u32) -> Option<u32> {
-        node.checked_sub(self.sink + 1)
+        node.checked_sub(self.sink + 1).map(|fetch| self.fetches[fetch as usize])
     }
 
-    /// The fetch of a value.
-    pub fn fetch_of(&self, value: u32) -> u32 {
-        self.sink + 1 + value
+    /// The fetch of a value, if it may be sent.
+    #[inline]
+    pub fn fetch_of(&self, value: u32) -> Option<u32> {
+        self.fetch_of.get(value as usize).copied().filter(|&fetch| fetch != self.sink)
     }
 
     /// How many computations there are, with the sink and fetches.
@@ -259,6 +289,28 @@ impl Network {
     #[inline]
     pub fn maker(&self, value: u32) -> u32 {
         (value as usize).checked_sub(self.len()).map_or(value, |at| self.makers[at])
+    }
+
+    /// Everything once, the sink at the end, as close to the order of numbers as dependencies allow.
+    pub fn program_order(&self) -> Vec<u32> {
+        let count = self.sink + 1;
+        let mut waiting: Vec<usize> = (0..count).map(|i| self.inputs.of(i).len() + self.after.of(i).len()).collect();
+        let mut ready: BinaryHeap<Reverse<u32>> = (0..count).filter(|&i| waiting[i as usize] == 0).map(Reverse).collect();
+        let mut order = Vec::with_capacity(count as usize);
+        while let Some(Reverse(i)) = ready.pop() {
+            if i != self.sink {
+                order.push(i);
+            }
+            let readers = self.makes(i).flat_map(|value| self.consumers.of(value));
+            for &next in readers.chain(self.before.of(i)) {
+                waiting[next as usize] -= 1;
+                if waiting[next as usize] == 0 {
+                    ready.push(Reverse(next));
+                }
+            }
+        }
+        order.push(self.sink);
+        order
     }
 
     /// The computation that reads the outputs.

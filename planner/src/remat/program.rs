@@ -1,24 +1,31 @@
 //! The search on the dag of a program.
 
 use super::clock::{Clock, Limit};
+use super::combine::combine_from;
 use super::network::Network;
-use super::search::search;
+use super::search::{Found, search};
 use super::tape::Tape;
-use crate::dag::{Buffer, Dag, TaskId};
+use crate::dag::{Buffer, BufferId, Dag, Space, TaskId};
 use crate::order::{OrderPolicy, Sizes, candidates};
 use crate::plan::Options;
+use crate::relations::Relations;
 
 /// Rounds of one search for each task, and the most of them; the most rounds times tasks. All of that with the effort that is spent
 /// by default.
 const ROUNDS: u64 = 20;
 const ROUNDS_MAX: u64 = 4_000;
 const WORK: u64 = 4_000_000;
+/// The parts of these rounds for recomputation alone where copies come next, and for both.
+const ALONE: u64 = 8;
+const TOGETHER: u64 = 2;
 /// The fewest rounds, whatever the effort.
 const ROUNDS_MIN: u64 = 50;
 
 /// Looks for schedules of a dag with repeats.
 pub(crate) struct DagSearch {
     net: Network,
+    /// The buffers of each value.
+    buffers: Vec<Vec<BufferId>>,
     /// Orders without repeats, the smallest peak first.
     orders: Vec<Vec<u32>>,
     /// The bytes of inputs, counted all the time.
@@ -35,7 +42,7 @@ impl DagSearch {
             return None;
         }
         let candidates = candidates(dag, OrderPolicy::MinPeak, false, Sizes::Occupied);
-        let net = Network::of_dag(dag, candidates.first().map_or(&[], |(_, order)| order));
+        let (net, buffers) = Network::of_dag(dag, candidates.first().map_or(&[], |(_, order)| order));
         let ranked = |(_, order): (_, Vec<TaskId>)| {
             let order: Vec<u32> = order.iter().map(|task| task.0).chain([net.sink()]).collect();
             (Tape::new(&net, &order).peak(), order)
@@ -49,7 +56,7 @@ impl DagSearch {
         let rounds = (ROUNDS * tasks).min(WORK / tasks).min(ROUNDS_MAX);
         let rounds = rounds.saturating_mul(options.effort) / Options::default().effort;
         let rounds = rounds.clamp(ROUNDS_MIN, ROUNDS_MAX);
-        Some(DagSearch { orders: orders.into_iter().map(|(_, order)| order).collect(), net, base, rounds })
+        Some(DagSearch { orders: orders.into_iter().map(|(_, order)| order).collect(), net, buffers, base, rounds })
     }
 
     /// The smallest peak known without repeats.
@@ -59,8 +66,51 @@ impl DagSearch {
 
     /// The cheapest schedule found in which no more than `target` bytes are live; if none was found, one with few.
     pub fn find(&self, target: u64) -> Vec<TaskId> {
-        let target = target.saturating_sub(self.base).min(1 << 62) as i64;
-        let found = search(&self.net, &self.orders, target, &mut Clock::new(Limit::Rounds(self.rounds)), 0);
-        found.order.into_iter().filter(|&task| task != self.net.sink()).map(TaskId).collect()
+        self.tasks(&self.recompute(target, self.rounds).order)
     }
+
+    fn recompute(&self, target: u64, rounds: u64) -> Found {
+        search(&self.net, &self.orders, self.live(target), &mut Clock::new(Limit::Rounds(rounds)), 0)
+    }
+
+    /// The part of a sum of live bytes that is not there all the time.
+    fn live(&self, target: u64) -> i64 {
+        target.saturating_sub(self.base).min(1 << 62) as i64
+    }
+
+    fn tasks(&self, order: &[u32]) -> Vec<TaskId> {
+        order.iter().filter(|&&task| task != self.net.sink()).map(|&task| TaskId(task)).collect()
+    }
+
+    /// The same where buffers may be sent to the host, a byte in `link`: the fastest schedule found, and what is away in it.
+    /// Buffers that several tasks write in turn stay, as do those with data at the start.
+    pub fn find_sending(&self, dag: &Dag, target: u64, link: f64) -> (Vec<TaskId>, Vec<Away>) {
+        let writers = Relations::new(dag).writers;
+        let may_be_sent = |b: &BufferId| writers.row(b.index()).len() == 1 && dag.buffers[b.index()].space == Space::Device;
+        let fetching = self.net.with_fetches(|value| self.buffers[value as usize].iter().all(may_be_sent));
+        // A round with transfers takes several times as long, and recomputation alone is only where it begins.
+        let [alone, both] = [ALONE, TOGETHER].map(|part| (self.rounds / part).max(ROUNDS_MIN));
+        let clock = &mut Clock::new(Limit::Rounds(both));
+        let limits = (self.live(target), link.max(0.0));
+        let found = combine_from(self.recompute(target, alone), (&self.net, &fetching), &self.orders, limits, clock, 0);
+        let runs = self.tasks(&found.order);
+        let mut away = Vec::new();
+        for (transfer, &value) in found.transfers.iter().zip(&found.values) {
+            let of = |&buffer: &BufferId| Away { buffer, made: transfer.value, used: transfer.used, read: transfer.read };
+            away.extend(self.buffers[value as usize].iter().filter(|_| (transfer.read as usize) < runs.len()).map(of));
+        }
+        (runs, away)
+    }
+}
+
+/// A stay of a buffer on the host. Steps are positions in the schedule.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Away {
+    pub buffer: BufferId,
+    /// The run that makes it.
+    pub made: u32,
+    /// The last run that reads it before.
+    pub used: u32,
+    /// The run that reads it next.
+    pub read: u32,
 }

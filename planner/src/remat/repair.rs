@@ -4,6 +4,7 @@
 //! computed again just before its next read after, with whatever of its inputs is gone by then. Which one: most bytes × steps
 //! relieved per cost. *Pruning*: a copy is taken out where the one before it can stay.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use super::network::Network;
@@ -21,8 +22,9 @@ pub(super) struct Repairer {
     pub fetching: Option<f64>,
     /// When to give up.
     pub until: Option<Instant>,
-    /// By step: how many steps before it need too much.
+    /// The steps that need too much; and by step, how many of them are before it, if that has been counted.
     over: Vec<u32>,
+    before: Vec<u32>,
     /// What has to be computed again for the candidate at hand, inputs first; the best candidate's.
     chain: Vec<u32>,
     best_chain: Vec<u32>,
@@ -34,7 +36,14 @@ pub(super) struct Repairer {
     repairs: u32,
     /// Candidates and copies to be pruned.
     order: Vec<(f64, Copy)>,
+    /// Of a [long](super::tape::is_long) schedule, the copies that looked best when all were last looked at, and how good the worst of them was.
+    shortlist: Vec<Copy>,
+    shortlisted: f64,
 }
+
+/// The most copies on the shortlist, and the part of those looked at.
+const SHORT: usize = 64;
+const SHORT_PART: usize = 4;
 
 /// What to do about a step that needs too much.
 enum Act {
@@ -42,6 +51,13 @@ enum Act {
     Again(u32, Copy),
     /// Move a copy to just before this position.
     Move(Copy, u32),
+}
+
+/// Which step is relieved by dropping how many bytes.
+#[derive(Clone, Copy)]
+struct Relief {
+    at: u32,
+    worth: i64,
 }
 
 /// The best thing to do.
@@ -71,6 +87,7 @@ impl Repairer {
             fetching: None,
             until: None,
             over,
+            before: Vec::new(),
             chain,
             best_chain,
             seen: vec![0; nodes],
@@ -78,7 +95,13 @@ impl Repairer {
             moved: vec![0; nodes],
             repairs: 0,
             order,
+            shortlist: Vec::new(),
+            shortlisted: 0.0,
         }
+    }
+
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
     }
 
     /// What a step is taken to cost.
@@ -95,9 +118,10 @@ impl Repairer {
     pub fn repair(&mut self, tape: &mut Tape, random: &mut Random, inserts_max: usize, cost_max: u128) -> bool {
         let mut inserted = 0;
         self.repairs += 1;
+        self.shortlist.clear();
         loop {
             let Some(worst) = self.worst(tape) else { return true };
-            if inserted >= inserts_max || tape.cost > cost_max || self.until.is_some_and(|until| Instant::now() >= until) {
+            if inserted >= inserts_max || tape.cost > cost_max || self.is_over() {
                 return false;
             }
             let Some(act) = self.choose(tape, random, worst) else { return false };
@@ -120,88 +144,146 @@ impl Repairer {
         }
     }
 
-    /// The step that needs most, if that is too much; counts the steps that do.
+    /// The step that needs most, if that is too much; lists the steps that do.
     fn worst(&mut self, tape: &Tape) -> Option<u32> {
         let (mut worst, mut most) = (None, self.budget);
         self.over.clear();
-        self.over.push(0);
-        let mut count = 0;
-        for (p, &need) in tape.need.iter().enumerate() {
+        self.before.clear();
+        for (p, need) in tape.need.over(self.budget) {
             if need > most {
-                (worst, most) = (Some(p as u32), need);
+                (worst, most) = (Some(p), need);
             }
-            count += u32::from(need > self.budget);
-            self.over.push(count);
+            self.over.push(p);
         }
         worst
+    }
+
+    /// How many steps in `from..to` need too much.
+    fn relieved(&self, from: u32, to: u32) -> u32 {
+        let search = |p: u32| self.over.partition_point(|&q| q < p) as u32;
+        let before = |p: u32| self.before.get(p as usize).copied().unwrap_or_else(|| search(p));
+        before(to) - before(from)
+    }
+
+    /// Counts the steps that need too much, for [`Repairer::relieved`] to be quick about any of `steps` steps.
+    fn count(&mut self, steps: u32) {
+        self.before.reserve(steps as usize + 1);
+        for (before, &p) in (0u32..).zip(&self.over) {
+            self.before.resize(p as usize + 1, before);
+        }
+        self.before.resize(steps as usize + 1, self.over.len() as u32);
     }
 
     /// The best thing to do about step `at`; what to compute again is left in `best_chain`.
     fn choose(&mut self, tape: &Tape, random: &mut Random, at: u32) -> Option<Act> {
         let mut best = Choice { act: None, score: 0.0 };
-        let net = tape.net;
-        let excess = tape.need[at as usize] - self.budget;
-        let epsilon = 1e-9 * net.base_cost as f64 + 1.0;
-        let here = net.inputs.of(tape.node_at(at));
-        let score = |relieved: i64, steps: u32, cost: u128, luck: f64| relieved as f64 * f64::from(steps) / (cost as f64 + epsilon) * luck;
-        let copies = (0..at).flat_map(|p| tape.made_at(p).map(move |c| (p, c)));
-        for (p, c) in copies {
-            let last = tape.last[c as usize];
-            if last <= at {
-                continue;
+        if !self.shortlist.is_empty() {
+            let shortlist = std::mem::take(&mut self.shortlist);
+            for &c in &shortlist {
+                self.weigh(tape, random, at, c, &mut best);
             }
-            let value = tape.node[c as usize];
-            let bytes = net.bytes[value as usize];
-            if bytes == 0 || here.contains(&value) {
-                continue;
+            self.shortlist = shortlist;
+            if best.act.is_some() && best.score >= self.shortlisted {
+                return best.act;
             }
-            let Some(read) = tape.first_read(value, at + 1, last + 1) else { continue };
-            let (made, node) = (tape.sequence[p as usize], net.maker(value));
-            let used = tape.last_read(value, p + 1, at).unwrap_or(p);
-            // Nobody has read anything made with it by then.
-            let unused = used == p && net.makes(node).all(|v| v == value || tape.last_read(v, p + 1, read).is_none());
-            let steps = self.over[read as usize] - self.over[used as usize + 1];
-            let luck = if self.noise > 0.0 { (self.noise * (random.unit() - 0.5)).exp() } else { 1.0 };
-            let enough = excess.max((bytes as f64 * self.greed) as i64);
-            let reader = tape.sequence[read as usize];
-            if read == last
-                && let Some(gain) = self.sooner(tape, reader, read, at)
-            {
-                best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(reader, at));
-            }
-            if unused && let Some(gain) = self.later(tape, made, read, at) {
-                best.offer(score(gain.min(enough), steps, 0, luck), Act::Move(made, read));
-            }
-            if steps == 0 {
-                continue;
-            }
-            let saved = if unused { self.price(net, tape.node_at(p)) } else { 0 };
-            if self.fetching.is_some() {
-                let fetch = net.fetch_of(value);
-                // What is sent has to be computed.
-                let saved = if tape.copies[value as usize].first() == Some(&c) { 0 } else { saved };
-                let cost = self.price(net, fetch).saturating_sub(saved);
-                if best.offer(score(bytes.min(enough), steps, cost, luck), Act::Again(read, made)) {
-                    self.best_chain.clear();
-                    self.best_chain.push(fetch);
+            best = Choice { act: None, score: 0.0 };
+        }
+
+        let is_long = tape.is_long();
+        if is_long {
+            self.count(tape.len());
+        }
+        self.order.clear();
+        for p in 0..at {
+            for c in tape.made_at(p) {
+                let score = self.weigh(tape, random, at, c, &mut best);
+                if is_long && score > 0.0 {
+                    self.order.push((score, c));
                 }
             }
-            if net.once[node as usize] {
-                continue;
-            }
-            // Nothing that it takes besides makes it better than it would be by itself.
-            let saved = saved.min(u128::from(net.cost[node as usize]));
-            if score(bytes.min(enough), steps, u128::from(net.cost[node as usize]) - saved, luck) <= best.score {
-                continue;
-            }
-            self.chain.clear();
-            self.round += 1;
-            let Some((cost, kept)) = self.again(tape, node, read, at, bytes) else { continue };
-            if best.offer(score((bytes - kept).min(enough), steps, cost - saved, luck), Act::Again(read, made)) {
-                std::mem::swap(&mut self.chain, &mut self.best_chain);
-            }
+        }
+        self.shortlist.clear();
+        let short = SHORT.min(self.order.len() / SHORT_PART);
+        if short > 0 {
+            self.order.select_nth_unstable_by(short, |a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            self.shortlist.extend(self.order[..short].iter().map(|o| o.1));
+            self.shortlisted = self.order[short].0;
         }
         best.act
+    }
+
+    /// Offers what can be done with a copy to relieve step `at`; how good the best of that is, or would be if nothing else had
+    /// to be computed again for it.
+    fn weigh(&mut self, tape: &Tape, random: &mut Random, at: u32, c: Copy, best: &mut Choice) -> f64 {
+        let net = tape.net;
+        let (p, last) = (tape.pos[c as usize], tape.last[c as usize]);
+        if last <= at || p >= at {
+            return 0.0;
+        }
+        let value = tape.node[c as usize];
+        let bytes = net.bytes[value as usize];
+        if bytes == 0 || net.inputs.of(tape.node_at(at)).contains(&value) {
+            return 0.0;
+        }
+        let Some(read) = tape.first_read(value, at + 1, last + 1) else { return 0.0 };
+        let excess = tape.need[at as usize] - self.budget;
+        let epsilon = 1e-9 * net.base_cost as f64 + 1.0;
+        let (made, node) = (tape.sequence[p as usize], net.maker(value));
+        let used = tape.last_read(value, p + 1, at).unwrap_or(p);
+        // Nobody has read anything made with it by then.
+        let unused = used == p && net.makes(node).all(|v| v == value || tape.last_read(v, p + 1, read).is_none());
+        let steps = self.relieved(used + 1, read);
+        let luck = if self.noise > 0.0 { (self.noise * (random.unit() - 0.5)).exp() } else { 1.0 };
+        let score = |relieved: i64, cost: u128| relieved as f64 * f64::from(steps) / (cost as f64 + epsilon) * luck;
+        let enough = excess.max((bytes as f64 * self.greed) as i64);
+        let reader = tape.sequence[read as usize];
+        let mut own = 0.0f64;
+        if read == last
+            && let Some(gain) = self.sooner(tape, reader, read, at)
+        {
+            own = own.max(score(gain.min(enough), 0));
+            best.offer(score(gain.min(enough), 0), Act::Move(reader, at));
+        }
+        if unused && let Some(gain) = self.later(tape, made, read, at) {
+            own = own.max(score(gain.min(enough), 0));
+            best.offer(score(gain.min(enough), 0), Act::Move(made, read));
+        }
+        if steps == 0 {
+            return own;
+        }
+        let saved = if unused { self.price(net, tape.node_at(p)) } else { 0 };
+        if self.fetching.is_some()
+            && let Some(fetch) = net.fetch_of(value)
+        {
+            // What is sent has to be computed.
+            let saved = if tape.copies[value as usize].first() == Some(&c) { 0 } else { saved };
+            let cost = self.price(net, fetch).saturating_sub(saved);
+            own = own.max(score(bytes.min(enough), cost));
+            if best.offer(score(bytes.min(enough), cost), Act::Again(read, made)) {
+                self.best_chain.clear();
+                self.best_chain.push(fetch);
+            }
+        }
+        if net.once[node as usize] {
+            return own;
+        }
+        // Nothing that it takes besides makes it better than it would be by itself.
+        let saved = saved.min(u128::from(net.cost[node as usize]));
+        let alone = score(bytes.min(enough), u128::from(net.cost[node as usize]) - saved);
+        if alone <= best.score {
+            return own.max(alone);
+        }
+        // What costs more is not the best.
+        let most = bytes.min(enough) as f64 * f64::from(steps) * luck / best.score - epsilon;
+        let most = saved.saturating_add((most.max(0.0) * (1.0 + 1e-9) + 1.0) as u128);
+        self.chain.clear();
+        self.round += 1;
+        let Some((cost, kept)) = self.again(tape, node, read, Relief { at, worth: bytes }, most) else { return own };
+        own = own.max(score((bytes - kept).min(enough), cost - saved));
+        if best.offer(score((bytes - kept).min(enough), cost - saved), Act::Again(read, made)) {
+            std::mem::swap(&mut self.chain, &mut self.best_chain);
+        }
+        own
     }
 
     /// What step `at` gains when the copy at `read` is made just before it instead; nothing if that cannot be.
@@ -248,13 +330,15 @@ impl Repairer {
     }
 
     /// Appends to `chain` what computes `node` just before `read`, inputs first. An input that is gone by then is kept alive
-    /// where there is room, else computed again too. Returns the cost, and the bytes that are kept alive across step `at`.
-    fn again(&mut self, tape: &Tape, node: u32, read: u32, at: u32, worth: i64) -> Option<(u128, i64)> {
-        if !tape.may_insert(node, read) {
+    /// where there is room, else computed again too. Returns the cost, and the bytes that are kept alive across step `relief.at`;
+    /// nothing if it cannot be or costs more than `most`.
+    fn again(&mut self, tape: &Tape, node: u32, read: u32, relief: Relief, most: u128) -> Option<(u128, i64)> {
+        let (mut cost, mut kept) = (u128::from(tape.net.cost[node as usize]), 0);
+        if cost > most || !tape.may_insert(node, read) {
             return None;
         }
         self.seen[node as usize] = self.round;
-        let (mut cost, mut kept) = (u128::from(tape.net.cost[node as usize]), 0);
+        let Relief { at, worth } = relief;
         for &j in tape.net.inputs.of(node) {
             if self.seen[tape.net.maker(j) as usize] == self.round {
                 continue;
@@ -265,7 +349,8 @@ impl Repairer {
                 continue;
             }
             let bytes = tape.net.bytes[j as usize];
-            let room = tape.peak_in(last + 1, read) + bytes <= self.budget;
+            // At the step to be relieved there is none.
+            let room = last >= at && tape.peak_in(last + 1, read) + bytes <= self.budget;
             if room {
                 continue;
             }
@@ -274,7 +359,7 @@ impl Repairer {
                 continue;
             }
             let maker = tape.net.maker(j);
-            let fetch = self.fetching.map(|_| tape.net.fetch_of(j));
+            let fetch = self.fetching.and_then(|_| tape.net.fetch_of(j));
             let dearer = |&fetch: &u32| !tape.may_insert(maker, read) || self.price(tape.net, fetch) < self.price(tape.net, maker);
             if let Some(fetch) = fetch.filter(dearer) {
                 self.seen[maker as usize] = self.round;
@@ -282,7 +367,7 @@ impl Repairer {
                 self.chain.push(fetch);
                 continue;
             }
-            let (more, other) = self.again(tape, maker, read, at, worth)?;
+            let (more, other) = self.again(tape, maker, read, relief, most.checked_sub(cost)?)?;
             cost += more;
             kept += other;
         }
@@ -290,11 +375,11 @@ impl Repairer {
         Some((cost, kept))
     }
 
-    /// Takes out copies that can go, dearest per byte × step first, until none can.
-    pub fn prune(&mut self, tape: &mut Tape, random: &mut Random) {
+    /// Takes out copies made in `steps` that can go, dearest per byte × step first, until none can or the time is over.
+    pub fn prune(&mut self, tape: &mut Tape, random: &mut Random, steps: Range<u32>) {
         loop {
             self.order.clear();
-            for p in 0..tape.len() {
+            for p in steps.start..tape.len().min(steps.end) {
                 let c = tape.sequence[p as usize];
                 let node = tape.node[c as usize];
                 if !tape.may_remove(c) {
@@ -314,6 +399,9 @@ impl Repairer {
             self.order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
             let mut removed = false;
             for k in 0..self.order.len() {
+                if k % 16 == 0 && self.is_over() {
+                    return;
+                }
                 let c = self.order[k].1;
                 if tape.may_remove(c) && tape.peak_without(c) <= self.budget {
                     tape.remove(c);

@@ -79,22 +79,29 @@ impl Remat {
                 frees[last as usize].push(self.schedule[p as usize]);
             }
         }
+        // By transfer: whether an earlier one has left a copy on the host, and from when on the next of the same value is away.
+        let mut by_value: Vec<usize> = (0..self.transfers.len()).collect();
+        by_value.sort_unstable_by_key(|&k| (self.transfers[k].value, self.transfers[k].used));
+        let mut is_on_host = vec![false; self.transfers.len()];
+        let mut next_gone = vec![None; self.transfers.len()];
+        for pair in by_value.windows(2).filter(|pair| self.transfers[pair[0]].value == self.transfers[pair[1]].value) {
+            is_on_host[pair[1]] = true;
+            next_gone[pair[0]] = Some(self.transfers[pair[1]].gone);
+        }
         let mut steps = Vec::new();
         let mut events = events(&self.transfers).into_iter().peekable();
         for p in 0..=end {
             while let Some((_, event, k)) = events.next_if(|event| event.0 == p) {
                 let t = &self.transfers[k as usize];
                 let node = self.schedule[t.value as usize];
-                let others = || self.transfers.iter().filter(|e| e.value == t.value);
-                let is_on_host = others().any(|e| e.used < t.used);
+                let is_on_host = is_on_host[k as usize];
                 steps.push(match event {
                     Event::Send if is_on_host => continue,
                     Event::Sent if is_on_host => (Step::Free(node), None),
                     Event::Send => (Step::Offload(node), None),
                     Event::Sent => (Step::Offloaded(node), None),
                     Event::Fetch => {
-                        let next = others().filter(|e| e.used > t.used).map(|e| e.gone).min();
-                        let until = next.unwrap_or(tape.last[t.value as usize] + 1);
+                        let until = next_gone[k as usize].unwrap_or(tape.last[t.value as usize] + 1);
                         (Step::Prefetch(node), Some(Stay { from: p, until, bytes: graph.nodes[node as usize].bytes }))
                     }
                     Event::Fetched => (Step::Prefetched(node), None),

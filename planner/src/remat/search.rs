@@ -3,6 +3,8 @@
 //! Each round of the local search disturbs the schedule (recomputations are taken out, steps are moved within what they depend
 //! on, or the budget is tightened for a moment), repairs and prunes it, and keeps the outcome as simulated annealing would.
 
+use std::ops::Range;
+
 use super::clock::Clock;
 use super::network::Network;
 use super::repair::Repairer;
@@ -32,6 +34,7 @@ pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mu
     let mut search = Search::new(net, &orders[0], budget, seed);
     let mut best = Found::of(&search.tape);
     let mut starts = Vec::new();
+    search.repairer.until = clock.at(1.0);
     for order in orders {
         search.tape.load(order);
         if search.tape.peak() <= budget {
@@ -40,12 +43,20 @@ pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mu
         if search.tape.peak() < best.peak {
             best = Found::of(&search.tape);
         }
-        for descent in [false, true] {
-            if starts.is_empty() || clock.progress() < 0.25 {
-                starts.extend(search.start(order, 0.0, descent));
-            }
-            // With one that fits, others have only so much time.
-            search.repairer.until = clock.at(0.5).filter(|_| !starts.is_empty());
+    }
+    // Orders differ more than ways to repair them; where there is no time for all, each order gets its turn first.
+    let ways = orders.iter().flat_map(|order| [(order, false), (order, true)]);
+    let (direct, others): (Vec<_>, Vec<_>) = ways.partition(|&(_, descent)| !descent && search.tape.is_long());
+    for (order, descent) in direct.into_iter().chain(others) {
+        if clock.progress() >= if starts.is_empty() { 1.0 } else { 0.25 } {
+            break;
+        }
+        starts.extend(search.start(order, 0.0, descent));
+        // With one that fits, others have only so much time.
+        search.repairer.until = clock.at(if starts.is_empty() { 1.0 } else { 0.5 });
+        // What there was no time to finish.
+        if starts.is_empty() && clock.progress() >= 1.0 && search.tape.peak() < best.peak {
+            best = Found::of(&search.tape);
         }
     }
     let mut tries = 0;
@@ -64,12 +75,17 @@ pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mu
     search.anneals(starts, orders, clock, 0.0)
 }
 
+/// The part of the time for an anneal that its start may take.
+const STARTING: f64 = 0.25;
+
 pub(super) struct Search<'n> {
     budget: i64,
     pub tape: Tape<'n>,
     pub repairer: Repairer,
     pub random: Random,
     removable: Vec<Copy>,
+    /// The steps around those that were disturbed last.
+    near: Range<u32>,
     /// What plans the copies, if values may be fetched.
     pub transit: Option<Transit>,
 }
@@ -82,6 +98,7 @@ impl<'n> Search<'n> {
             repairer: Repairer::new(net.len(), budget),
             random: Random(seed),
             removable: Vec::new(),
+            near: 0..u32::MAX,
             transit: None,
         }
     }
@@ -91,16 +108,23 @@ impl<'n> Search<'n> {
         self.repairer.until = clock.at(1.0);
         starts.sort_by(|a, b| a.time.total_cmp(&b.time));
         let mut best = starts[0].clone();
-        let anneals = ((clock.anneals() as f64 * (1.0 - begin)) as usize).max(1);
+        let anneals = ((clock.anneals(self.tape.len()) as f64 * (1.0 - begin)) as usize).max(1);
         let at = |part: f64| begin + (1.0 - begin) * part;
+        // How long the last new start took.
+        let mut long = 0.0;
         for k in 0..anneals {
             let (from, to) = (at(k as f64 / anneals as f64 * 0.6), at((k + 1) as f64 / anneals as f64 * 0.6));
             let start = if k < starts.len() {
                 starts[k].clone()
+            } else if long > (to - from) * STARTING {
+                best.clone()
             } else {
                 let order = &orders[k % orders.len()];
                 let noise = 0.5 * self.random.below(5) as f64;
-                self.start(order, noise, k % 2 == 1).unwrap_or_else(|| best.clone())
+                let began = clock.progress();
+                let start = self.start(order, noise, k % 2 == 1);
+                long = clock.progress() - began;
+                start.unwrap_or_else(|| best.clone())
             };
             if let Some(found) = self.anneal(start, clock, from, to, 1.0) {
                 best = if found.time < best.time { found } else { best };
@@ -139,7 +163,7 @@ impl<'n> Search<'n> {
                 self.repairer.budget = self.budget;
                 return None;
             }
-            self.repairer.prune(&mut self.tape, &mut self.random);
+            self.repairer.prune(&mut self.tape, &mut self.random, 0..u32::MAX);
         }
         self.repairer.budget = self.budget;
         self.found()
@@ -183,7 +207,7 @@ impl<'n> Search<'n> {
             let peak = self.tape.peak();
             if peak <= best.peak {
                 self.repairer.budget = peak.max(self.budget);
-                self.repairer.prune(&mut self.tape, &mut self.random);
+                self.repairer.prune(&mut self.tape, &mut self.random, 0..u32::MAX);
                 if self.tape.peak() < best.peak || self.tape.cost <= best.cost {
                     *best = Found::of(&self.tape);
                 }
@@ -242,16 +266,22 @@ impl<'n> Search<'n> {
         self.repairer.budget = self.budget;
         let fits = fits || self.tape.peak() <= self.budget;
         if fits {
-            self.repairer.prune(&mut self.tape, random);
+            self.repairer.prune(&mut self.tape, random, self.near.clone());
         }
         fits
     }
 
-    /// Takes some recomputations out, moves some steps, or both.
+    /// Takes some recomputations out, moves some steps, or both; of a long schedule, all near one step.
     fn disturb(&mut self) {
         let Search { tape, random, removable, .. } = self;
+        let steps = if tape.is_long() {
+            let first = random.below(u64::from(tape.len())) as u32;
+            first..tape.len().min(first + NEAR)
+        } else {
+            0..tape.len()
+        };
         removable.clear();
-        removable.extend(tape.sequence.iter().copied().filter(|&c| tape.may_remove(c)));
+        removable.extend(steps.clone().map(|p| tape.sequence[p as usize]).filter(|&c| tape.may_remove(c)));
         let kind = random.below(3);
         if kind < 2 && !removable.is_empty() {
             let at = random.below(removable.len() as u64) as usize;
@@ -265,13 +295,20 @@ impl<'n> Search<'n> {
         }
         if kind >= 1 {
             for _ in 0..1 + random.below(3) {
-                let p = random.below(u64::from(tape.len()) - 1) as u32;
-                wander(tape, p, random);
+                let until = steps.end.min(tape.len() - 1);
+                let from = steps.start.min(until.saturating_sub(1));
+                wander(tape, from + random.below(u64::from(until - from)) as u32, random);
             }
         }
         removable.retain(|&c| tape.copies[tape.node[c as usize] as usize].contains(&c));
+        let looks_around = tape.is_long() && random.below(ALL) > 0;
+        self.near = if looks_around { steps.start.saturating_sub(NEAR)..steps.end + NEAR } else { 0..u32::MAX };
     }
 }
+
+/// How many steps of a long schedule are disturbed at once; once in how many rounds all of it is pruned and not only what is near.
+const NEAR: u32 = 512;
+const ALL: u64 = 16;
 
 /// Moves the step at `p` to a random place between what it reads and its first reader.
 fn wander(tape: &mut Tape, p: u32, random: &mut Random) {

@@ -5,10 +5,16 @@
 //! kept up to date by adding to ranges, never by simulating again. Everything else (who reads whom) follows from the copies'
 //! positions, and is looked up when asked for: computations have few neighbours and few copies.
 
+use super::needs::Needs;
 use super::network::Network;
 
 /// Number of a copy. Numbers of removed copies are used again.
 pub(super) type Copy = u32;
+
+/// Whether a schedule has so many steps that what is done again and again must not look at all of them.
+pub(super) fn is_long(steps: usize) -> bool {
+    steps >= 2048
+}
 
 #[derive(Clone)]
 pub(super) struct Tape<'n> {
@@ -16,14 +22,14 @@ pub(super) struct Tape<'n> {
     /// Copies in the order they are made, of each computation's own value; the last is the sink's.
     pub sequence: Vec<Copy>,
     /// By position: live bytes, output and workspace included.
-    pub need: Vec<i64>,
+    pub need: Needs,
     /// By copy: of which value. The number of a computation's own value is its own.
     pub node: Vec<u32>,
     /// By copy: its position.
     pub pos: Vec<u32>,
     /// By copy: the position of its last read, its own if it is never read.
     pub last: Vec<u32>,
-    /// By value: its copies in order. A computation's values have equally many.
+    /// By value: its copies in order. A computation's values have equally many, but for what is fetched.
     pub copies: Vec<Vec<Copy>>,
     unused: Vec<Copy>,
     /// By value of what is being inserted: its last read.
@@ -38,7 +44,7 @@ impl<'n> Tape<'n> {
         let mut tape = Tape {
             net,
             sequence: Vec::new(),
-            need: Vec::new(),
+            need: Needs::default(),
             node: Vec::new(),
             pos: Vec::new(),
             last: Vec::new(),
@@ -65,8 +71,6 @@ impl<'n> Tape<'n> {
         self.pos.extend(0..len as u32);
         self.last.clear();
         self.last.extend(0..len as u32);
-        self.need.clear();
-        self.need.resize(len + 1, 0);
         self.cost = 0;
         for (p, &i) in (0u32..).zip(order) {
             for &j in net.inputs.of(i) {
@@ -82,17 +86,19 @@ impl<'n> Tape<'n> {
             }
             self.cost += u128::from(net.cost[i as usize]);
         }
-        for ((&value, &p), &last) in self.node.iter().zip(&self.pos).zip(&self.last) {
-            let bytes = net.bytes[value as usize];
-            self.need[p as usize] += bytes;
-            self.need[last as usize + 1] -= bytes;
-        }
-        let mut live = 0;
-        for (p, &i) in order.iter().enumerate() {
-            live += self.need[p];
-            self.need[p] = live + net.workspace[i as usize];
-        }
-        self.need.truncate(len);
+        self.need.load(len + 1, |need| {
+            for ((&value, &p), &last) in self.node.iter().zip(&self.pos).zip(&self.last) {
+                let bytes = net.bytes[value as usize];
+                need[p as usize] += bytes;
+                need[last as usize + 1] -= bytes;
+            }
+            let mut live = 0;
+            for (p, &i) in order.iter().enumerate() {
+                live += need[p];
+                need[p] = live + net.workspace[i as usize];
+            }
+            need.truncate(len);
+        });
     }
 
     /// Computations in order, the sink at the end.
@@ -102,6 +108,10 @@ impl<'n> Tape<'n> {
 
     pub fn len(&self) -> u32 {
         self.sequence.len() as u32
+    }
+
+    pub fn is_long(&self) -> bool {
+        is_long(self.sequence.len())
     }
 
     pub fn node_at(&self, p: u32) -> u32 {
@@ -115,20 +125,18 @@ impl<'n> Tape<'n> {
     }
 
     pub fn peak(&self) -> i64 {
-        self.need.iter().copied().max().unwrap_or(0)
+        self.need.most()
     }
 
     /// The most that any step in `from..to` needs; nothing for an empty range.
     #[inline]
     pub fn peak_in(&self, from: u32, to: u32) -> i64 {
-        if from >= to { i64::MIN / 2 } else { self.need[from as usize..to as usize].iter().copied().max().unwrap_or(i64::MIN / 2) }
+        self.need.most_in(from as usize, to as usize)
     }
 
     #[inline]
     fn add(&mut self, from: u32, to: u32, bytes: i64) {
-        if from < to && bytes != 0 {
-            self.need[from as usize..to as usize].iter_mut().for_each(|n| *n += bytes);
-        }
+        self.need.add(from as usize, to as usize, bytes);
     }
 
     /// The copies made at one step, that of the computation's own value first.
@@ -289,11 +297,15 @@ impl<'n> Tape<'n> {
             return true;
         }
         match self.copies[node as usize][..] {
-            // What is fetched has been computed before.
-            [first, next, ..] if first == c => self.is_unread(self.pos[c as usize]) && !self.is_fetch(self.pos[next as usize]),
+            [first, _, ..] if first == c => self.is_unread(self.pos[c as usize]) && self.net.makes(node).all(|v| self.is_made_again(v)),
             [_, _, ..] => true,
             _ => false,
         }
+    }
+
+    /// Whether the second copy of a value is computed: what is fetched has been computed before.
+    fn is_made_again(&self, value: u32) -> bool {
+        self.copies[value as usize].get(1).is_some_and(|&next| !self.is_fetch(self.pos[next as usize]))
     }
 
     /// Takes the step that made `c` out (see [`Tape::may_remove`]); its reads go to the copies before, which live longer.

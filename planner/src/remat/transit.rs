@@ -39,6 +39,11 @@ impl Transit {
         (&self.engines.transfers, self.engines.peak)
     }
 
+    /// The value that each of the transfers last planned on this tape moves.
+    pub fn values<'t>(&'t self, tape: &'t Tape) -> impl Iterator<Item = u32> + 't {
+        self.fetches.iter().filter_map(|&fetch| tape.net.fetched(tape.node[fetch as usize]))
+    }
+
     /// What the schedule takes, unless it is clear that it is more than `most`. Values are kept instead of fetched where there
     /// is no time to fetch them.
     pub fn time(&mut self, tape: &mut Tape, budget: i64, most: f64) -> Option<f64> {

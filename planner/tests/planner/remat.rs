@@ -5,9 +5,10 @@ use crate::order::{random_graph, real_graph};
 use arbtest::arbitrary::Unstructured;
 use arbtest::arbtest;
 use slabwise_planner::remat::{Budget, Limit, Remat, RematOptions, remat, remat_in_slab};
-use slabwise_planner::remat_graph::RematGraph;
+use slabwise_planner::remat_graph::{Node, RematGraph};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::time::Duration;
 
 fn options(budget: u64) -> RematOptions {
     RematOptions { budget: Budget::Bytes(budget), link: None, limit: Limit::Rounds(120), seed: 1 }
@@ -165,5 +166,65 @@ fn real_graphs_cost_what_is_known_to_be_enough() {
         assert!(found.is_met() && over <= f64::from(most), "{name}: {over}, {} of {budget} bytes", found.peak);
         let fraction = RematOptions { budget: Budget::Fraction(0.75), ..options(0) };
         assert_eq!(remat(&graph, &fraction).expect("not too large").budget, (found.ordered_peak as f64 * 0.75) as u64);
+    }
+}
+
+/// A chain forwards and, reading what that made, backwards.
+fn chain(layers: u32) -> RematGraph {
+    let mut graph = RematGraph::default();
+    for i in 0..2 * layers {
+        let inputs = match i {
+            0 => vec![],
+            i if i < layers => vec![i - 1],
+            i if i == layers => vec![i - 1],
+            i => vec![2 * layers - 1 - i, i - 1],
+        };
+        let (bytes, cost) = (u64::from(10 + i % 7), u64::from(1 + i % 5));
+        graph.nodes.push(Node { name: format!("n{i}"), inputs, bytes, cost, recompute: true, ..Node::default() });
+    }
+    graph.outputs = vec![2 * layers - 1];
+    graph
+}
+
+/// In every mode; `check` gets what is found with the link that was used.
+fn in_every_mode(graph: &RematGraph, options: RematOptions, mut check: impl FnMut(&Remat)) {
+    for link in [None, Some(0.5)] {
+        let options = RematOptions { link, ..options };
+        let found = remat(graph, &options).expect("small");
+        judged(graph, &found, link.unwrap_or(0.0));
+        check(&found);
+        let (found, placed) = remat_in_slab(graph, &options).expect("small");
+        let in_slab = judge(graph, placed.steps.iter().copied(), link.unwrap_or(0.0)).expect("a valid schedule");
+        assert_eq!((in_slab.height, in_slab.peak), (placed.height, found.peak));
+        check(&found);
+    }
+}
+
+#[test]
+fn no_time_is_enough_for_a_schedule() {
+    let over = Limit::Time(Duration::ZERO);
+    for graph in [chain(6), chain(1050), real_graph("unet_d2_c16_b4_grads")] {
+        let largest: u64 = graph.nodes.iter().map(|node| node.bytes).max().unwrap_or(0);
+        for budget in [Budget::Bytes(largest), Budget::Fraction(0.5), Budget::Fraction(1.0)] {
+            in_every_mode(&graph, RematOptions { budget, link: None, limit: over, seed: 0 }, |found| {
+                assert!(found.is_met() == (budget == Budget::Fraction(1.0)), "{budget:?}: {} of {}", found.peak, found.budget);
+                assert_eq!(found.schedule.len(), graph.nodes.iter().filter(|node| !node.persistent).count(), "nothing runs twice");
+                assert!(found.peak <= found.ordered_peak && found.transfers.is_empty());
+            });
+        }
+    }
+}
+
+/// What is not done for each step of a long schedule must not be missed.
+#[test]
+fn long_chains_keep_their_budgets_for_little() {
+    let graph = chain(1050);
+    let base = graph.base_cost() as f64;
+    for (fraction, most) in [(0.7, 1.12), (0.4, 1.35)] {
+        let options = RematOptions { budget: Budget::Fraction(fraction), link: None, limit: Limit::Rounds(12), seed: 0 };
+        in_every_mode(&graph, options, |found| {
+            let over = found.time as f64 / base;
+            assert!(found.is_met() && over <= most, "{fraction}: {} of {} bytes, {over}", found.peak, found.budget);
+        });
     }
 }

@@ -25,6 +25,8 @@ pub(crate) struct Loop {
     order: SmallVec<[usize; MAX_AXES]>,
     threads: usize,
     reduction: Option<Reduction>,
+    /// Bytes for the partial results of a split reduction.
+    partial_bytes: usize,
 }
 
 impl Loop {
@@ -32,7 +34,13 @@ impl Loop {
         let mut code = TileCode::new(spec, config)?;
         let order = order(spec, bound);
         let reduction = if spec.reduced > 0 { Some(Reduction::new(spec, bound, &order, &mut code)?) } else { None };
-        Ok(Loop { code, order, threads: config.threads, reduction })
+        let walks = spec.operands.iter().map(|operand| &operand.strides).chain(&spec.indices);
+        let fixed = walks.flatten().chain(&spec.dims).all(|size| size.as_fixed().is_some());
+        let partial_bytes = reduction.as_ref().map_or(0, |reduction| match fixed {
+            true => reduction.partial_bytes_at(&mut Bound::sizes(&code, spec, bound, &order)),
+            false => reduction.partial_bytes(),
+        });
+        Ok(Loop { code, order, threads: config.threads, reduction, partial_bytes })
     }
 
     /// Where slices of a sum over the batch may end, and the sums between them.
@@ -48,8 +56,7 @@ impl Loop {
 
     /// One scratch memory per thread, then the partial results of split reductions.
     pub fn workspace(&self) -> u64 {
-        let partials = self.reduction.as_ref().map_or(0, Reduction::partial_bytes);
-        (self.threads * self.code.scratch_bytes() + partials) as u64
+        (self.threads * self.code.scratch_bytes() + self.partial_bytes) as u64
     }
 
     /// # Safety

@@ -81,8 +81,21 @@ impl Reduction {
         Ok(Reduction { along, kept, kept_lanes, keeps: crossing > 0, split_words })
     }
 
+    /// Bytes of the results of parts, whatever the sizes up to the bound.
     pub fn partial_bytes(&self) -> usize {
         PARTS * self.split_words * WIDE * 4
+    }
+
+    /// The same for a space that has these sizes in every run.
+    pub fn partial_bytes_at(&self, bound: &mut Bound) -> usize {
+        if bound.dims().contains(&0) {
+            return 0;
+        }
+        let cut = self.cut(bound);
+        match self.parts(&cut, bound) {
+            1 => 0,
+            parts => cut.groups * parts * self.split_words * WIDE * 4,
+        }
     }
 
     /// Where slices of a sum over the batch may end, and the sums, for a space resolved at the bound; `None` if the sums cannot
