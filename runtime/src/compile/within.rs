@@ -38,27 +38,15 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
     let (once, base) = (all.1.height, time(&all.0.dag));
     let mut fit = Fit { graph, room, session, target, once, base };
     let glance = Options { effort: options.effort / GLANCE, ..*options };
-    let mut tried = vec![(fit.fit(&all, &glance)?, all)];
-    let lean = target.lean().filter(|_| !session.options.wide && session.offload.is_none());
-    let enough = |fit: &Fitted| fit.offsets.height <= room && fit.again.overhead <= LITTLE;
+    let tasks = all.0.tasks.clone();
+    let mut tried = fit.ways(all, &glance, guard)?;
     // Whoever can keep to the budget otherwise does so with workspaces that kernels are fastest with.
-    if let Some(lean) = lean.as_ref().filter(|_| tried[0].0.offsets.height > room) {
-        let scheduled = schedule(graph, tried[0].1.0.tasks.clone(), lean, guard).map_err(internal)?;
+    let lean = target.lean().filter(|_| !session.options.wide && session.offload.is_none());
+    if let Some(lean) = lean.as_ref().filter(|_| tried.iter().all(|(fitted, _)| fitted.offsets.height > room)) {
+        let scheduled = schedule(graph, tasks, lean, guard).map_err(internal)?;
         let offsets = plan(&scheduled.dag, &glance).map_err(|e| internal(e.to_string()))?;
-        let way = (scheduled, offsets);
         fit.target = lean;
-        tried.insert(0, (fit.fit(&way, &glance)?, way));
-    }
-    for tasks in other_ways(graph, &tried[0].1.0, room) {
-        // Who names one value once has fewer values in memory, and maybe fewer kernels; who takes kernels apart has more.
-        if tried.iter().any(|(best, _)| enough(best)) {
-            break;
-        }
-        let scheduled = schedule(graph, tasks, fit.target, guard).map_err(internal)?;
-        // A kernel that makes something on both ways may come before and behind another, if that takes its value by the first name.
-        let Ok(offsets) = plan(&scheduled.dag, &glance) else { continue };
-        let way = (scheduled, offsets);
-        tried.push((fit.fit(&way, &glance)?, way));
+        tried = fit.ways((scheduled, offsets), &glance, guard)?;
     }
     let whole = tried[0].1.0.clone();
     let floor = tried.iter().map(|(fitted, _)| fitted.again.floor).min().unwrap_or(0);
@@ -130,6 +118,23 @@ impl Fit<'_> {
     /// Within the budget first, then cheaper, then smaller.
     fn rank(&self, fitted: &Fitted) -> (u64, f64, u64) {
         (fitted.offsets.height.max(self.room), fitted.again.overhead, fitted.offsets.height)
+    }
+
+    /// A program and other kernels for it, each with the best that is found with this effort, up to one that costs next to nothing.
+    fn ways(&self, first: (Scheduled, Plan), options: &Options, guard: u64) -> Result<Vec<(Fitted, (Scheduled, Plan))>> {
+        let mut tried = vec![(self.fit(&first, options)?, first)];
+        for tasks in other_ways(self.graph, &tried[0].1.0, self.room) {
+            // Who names one value once has fewer values in memory, and maybe fewer kernels; who takes kernels apart has more.
+            if tried.iter().any(|(best, _)| best.offsets.height <= self.room && best.again.overhead <= LITTLE) {
+                break;
+            }
+            let scheduled = schedule(self.graph, tasks, self.target, guard).map_err(Error::Internal)?;
+            // A kernel that makes something on both ways may come before and behind another, if that takes its value by the first name.
+            let Ok(offsets) = plan(&scheduled.dag, options) else { continue };
+            let way = (scheduled, offsets);
+            tried.push((self.fit(&way, options)?, way));
+        }
+        Ok(tried)
     }
 
     /// The best that is found for some kernels with this effort.

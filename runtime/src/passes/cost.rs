@@ -13,8 +13,8 @@ const PER_BYTE: u64 = 12;
 const PER_INSTRUCTION: u64 = 8;
 /// And in that of an exponential, a logarithm or the like.
 const PER_FUNCTION: u64 = 24;
-/// What an operation of a convolution takes: so many parts, which is what the two take beside one another on 32 to 8 pixels a side.
-const PER_CONVOLVED: (u64, u64) = (6, 5);
+/// What an operation of a convolution takes.
+const PER_CONVOLVED: u64 = 2;
 /// Products that writing a sum of products takes the time of: short sums cost more for each of theirs.
 const PER_SUM: u64 = 30;
 
@@ -33,7 +33,7 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
             // Every product joins an image, a weight and a result; the space of the kernel is one of them.
             let products = [at(&c.n), at(&c.co), at(&c.ohw[0]), at(&c.ohw[1]), at(&c.ci), c.k[0] as u64, c.k[1] as u64];
             let all = products.iter().fold(1, |n: u64, &m| n.saturating_mul(m)) / c.groups.max(1) as u64;
-            2 * (all / points.max(1) + PER_SUM) * PER_CONVOLVED.0 / PER_CONVOLVED.1
+            2 * PER_CONVOLVED * (all / points.max(1) + PER_SUM)
         }
         Body::Pool2d(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Pool2dGrad(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
