@@ -158,20 +158,25 @@ fn train(seed: usize, budget: Budget, check_memory: bool) -> Result<Trained> {
     Ok(Trained::of(session, program, &feeds))
 }
 
+/// What was trained, unless its budget was refused with more bytes needed than it has.
+fn unless_refused(trained: Result<Trained>) -> Option<Trained> {
+    match trained {
+        Ok(trained) => Some(trained),
+        Err(Error::Budget { budget, needed, .. }) => {
+            assert!(budget < needed, "{budget} {needed}");
+            None
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
 /// Masks are drawn by position in the batch, statistics of the batch are of all of it, and every sum is added up in one order.
 #[test]
 fn random_networks_train_to_the_same_bits_in_slices() {
     let (mut sliced, mut again) = (0, 0);
     for (seed, percent, check_memory) in [(0, 40, false), (1, 60, false), (2, 60, true), (2, 40, false), (4, 60, false), (5, 60, true)] {
         let all = train(seed, Budget::Unlimited, false).expect("it compiles");
-        let within = match train(seed, Budget::Fraction(percent as f64 / 100.0), check_memory) {
-            Ok(within) => within,
-            Err(Error::Budget { budget, needed, .. }) => {
-                assert!(budget < needed, "{budget} {needed}");
-                continue;
-            }
-            Err(other) => panic!("{other}"),
-        };
+        let Some(within) = unless_refused(train(seed, Budget::Fraction(percent as f64 / 100.0), check_memory)) else { continue };
         let plan = within.program.plan();
         // Guards behind buffers count towards what there is to halve, too.
         assert!(check_memory || plan.slab_bytes() * 100 <= all.program.plan().slab_bytes() * percent, "{plan}");
@@ -264,14 +269,7 @@ fn dense_layers_sum_their_gradients_slice_by_slice() {
     let all = train(Budget::Unlimited, 2).expect("it compiles");
     let mut summed = 0;
     for (percent, threads) in [(60, 1), (60, 2), (45, 2), (35, 2)] {
-        let within = match train(Budget::Fraction(percent as f64 / 100.0), threads) {
-            Ok(within) => within,
-            Err(Error::Budget { budget, needed, .. }) => {
-                assert!(budget < needed, "{budget} {needed}");
-                continue;
-            }
-            Err(other) => panic!("{other}"),
-        };
+        let Some(within) = unless_refused(train(Budget::Fraction(percent as f64 / 100.0), threads)) else { continue };
         let plan = within.program.plan();
         assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
         within.assert_same(&all, &format!("{threads} threads within {percent} %"));
