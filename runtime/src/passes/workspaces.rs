@@ -18,8 +18,9 @@ use crate::graph::Graph;
 /// Gives kernels of a planned program larger workspaces where there is room for them, and says what time they take with what they
 /// get: buffers stay where they are.
 pub fn widen(graph: &Graph, mut scheduled: Scheduled, mut plan: Plan, target: &Target, room: u64) -> Result<(Scheduled, Plan), String> {
-    // A copy's steps have no workspace, and no kernel.
-    if scheduled.work.is_some() {
+    // A copy's steps have no workspace, and no kernel; and where kernels have the largest already, there is nothing to give.
+    let is_wide = !matches!(target, Target::Cpu(_, most) if *most < u64::MAX);
+    if is_wide || scheduled.work.is_some() {
         return Ok((scheduled, plan));
     }
     let bounds = graph.symbols.bounds();
