@@ -12,6 +12,10 @@ use crate::copies::Copies;
 /// Alignment of every arena, in bytes: a page, so that no two arenas share one.
 pub const ARENA_ALIGN: u64 = 4096;
 
+/// Bytes of a huge page. Arenas of several of them begin at one: kernels walk tensors plane by plane, which with small pages are more
+/// of these than a CPU has translations at hand for.
+const HUGE_PAGE: usize = 2 << 20;
+
 /// Bytes inside one arena of a [`Memory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Region {
@@ -105,6 +109,17 @@ impl Drop for Arena {
     }
 }
 
+/// Asks for huge pages where memory is touched first. A system that has none goes on with small ones.
+fn advise_huge_pages(start: NonNull<u8>, size: usize) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: these bytes are an allocation of the caller's, and the advice changes none of them.
+    unsafe {
+        libc::madvise(start.as_ptr().cast(), size, libc::MADV_HUGEPAGE);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (start, size);
+}
+
 /// Aligned host allocations, reached by [`Region`].
 #[derive(Default)]
 pub struct Memory {
@@ -126,17 +141,22 @@ impl Memory {
     pub fn reserve(&mut self, bytes: u64) -> Result<Region, OutOfMemory> {
         const SMALL_ALIGN: usize = 16;
         let size = usize::try_from(bytes).map_err(|_| OutOfMemory { bytes })?;
-        let padded = if size == 0 { Some(0) } else { size.checked_add(ARENA_ALIGN as usize - SMALL_ALIGN) };
+        let huge = size >= 2 * HUGE_PAGE;
+        let align = if huge { HUGE_PAGE } else { ARENA_ALIGN as usize };
+        let padded = if size == 0 { Some(0) } else { size.checked_add(align - SMALL_ALIGN) };
         let layout = padded.and_then(|size| Layout::from_size_align(size, SMALL_ALIGN).ok()).ok_or(OutOfMemory { bytes })?;
         let (base, start) = if size == 0 {
             (NonNull::dangling(), NonNull::dangling())
         } else {
             // SAFETY: the layout's size is not zero.
             let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory { bytes })?;
-            let ahead = base.as_ptr().align_offset(ARENA_ALIGN as usize);
-            // SAFETY: `base` is a multiple of `SMALL_ALIGN`, so the next multiple of `ARENA_ALIGN` is at most the padding ahead.
+            let ahead = base.as_ptr().align_offset(align);
+            // SAFETY: `base` is a multiple of `SMALL_ALIGN`, so the next multiple of `align` is at most the padding ahead.
             (base, unsafe { base.add(ahead) })
         };
+        if huge {
+            advise_huge_pages(start, size);
+        }
         let slot = self.arenas.iter().position(Option::is_none).unwrap_or(self.arenas.len());
         let arena = Some(Arena { base, layout, start, bytes: size });
         if slot == self.arenas.len() {
