@@ -116,6 +116,12 @@ pub(super) unsafe fn store(view: View, lane: Lane, block: &Block) {
     // SAFETY: the caller's promise.
     unsafe {
         match (lane, block.dtype) {
+            (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32) if block.cs == 1 && !view.flat => {
+                let to = block.ptr.cast::<u32>();
+                for r in 0..block.rows as isize {
+                    std::ptr::copy_nonoverlapping(view.ptr.offset(r * view.rs), to.offset(r * block.rs), block.cols);
+                }
+            }
             (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32) => scatter(view, block, |x: u32| x),
             (Lane::F32, DType::F16) => scatter(view, block, |x| f16::from_f32(f32::of(x))),
             (Lane::F32, DType::BF16) => scatter(view, block, |x| bf16::from_f32(f32::of(x))),
