@@ -114,6 +114,19 @@ pub(super) fn users(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<Users> 
     users
 }
 
+/// The product that a node adds to another tensor, if nobody else takes that product. The product's kernel can do so as its epilogue,
+/// often in the place of the other term, so that one tensor is in memory where two would be: so gradients of branches are summed up.
+fn added_product(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[Users], sum: NodeId) -> Option<NodeId> {
+    let wide = |edge: &&Edge| wide(graph, graph.node(sum), edge);
+    let own = |edge: &&Edge| {
+        let product = matches!(graph.node(edge.source).op, Op::Matmul | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_));
+        let in_order = edge.axes.as_ref().is_some_and(|axes| axes.iter().flatten().is_sorted());
+        product && in_order && users[edge.source.at()].len() == 1
+    };
+    let all = graph.node(sum).op == Op::Scalar(ScalarOp::Add) && edges[sum.at()].iter().all(|edge| wide(&edge));
+    edges[sum.at()].iter().filter(|_| all).find(own).map(|edge| edge.source)
+}
+
 /// Kernels, each with the axes that a node has in it, if it can be there.
 type Uses = SmallVec<[(usize, Option<AxisMap>); 4]>;
 
@@ -132,6 +145,7 @@ impl Builder<'_> {
     fn visit(&mut self, id: NodeId) {
         if !self.is_partial_sum(id)
             && let Some((cluster, axes)) = self.joinable(id)
+            && !(self.adds_product(id) && self.is_no_epilogue(cluster))
             && self.join(id, cluster, axes)
         {
             return;
@@ -142,16 +156,18 @@ impl Builder<'_> {
     /// Whether a sum gets one more product, and then the next sum another: then each product is added by its own kernel, to
     /// what there is so far, so that one sum is in memory rather than all products at once.
     fn is_partial_sum(&self, id: NodeId) -> bool {
-        let adds_product = |sum: NodeId| {
-            let own = |edge: &Edge| {
-                let product = matches!(self.graph.node(edge.source).op, Op::Matmul | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_));
-                let in_order = edge.axes.as_ref().is_some_and(|axes| axes.iter().flatten().is_sorted());
-                product && in_order && self.users[edge.source.at()].len() == 1 && wide(self.graph, self.graph.node(sum), edge)
-            };
-            self.graph.node(sum).op == Op::Scalar(ScalarOp::Add) && self.edges[sum.at()].iter().any(own)
-        };
         let [(user, _)] = self.users[id.at()][..] else { return false };
-        self.options.epilogues && adds_product(id) && adds_product(user)
+        self.adds_product(id) && self.adds_product(user)
+    }
+
+    fn adds_product(&self, sum: NodeId) -> bool {
+        self.options.epilogues && added_product(self.graph, &self.edges, &self.users, sum).is_some()
+    }
+
+    /// Whether a kernel cannot become the epilogue of another product.
+    fn is_no_epilogue(&self, cluster: usize) -> bool {
+        let c = &self.list[cluster];
+        c.anchor.is_some() || c.reduced.contains(&true)
     }
 
     /// The kernel that the node may join, and its axes there: the one that has all its uses, made of several if need be; else

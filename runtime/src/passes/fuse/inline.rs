@@ -3,6 +3,7 @@
 use slabwise_kernels::scalar::ScalarOp;
 use smallvec::SmallVec;
 
+use super::added_product;
 use super::clusters::Edge;
 use crate::graph::{Graph, Node, Phase};
 use crate::ops::{NodeId, Op};
@@ -53,7 +54,8 @@ pub(super) fn recomputed(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[
     let in_memory = |id: NodeId| {
         let needed = |&(user, k): &(NodeId, usize)| {
             let op = &graph.node(user).op;
-            edges[user.at()][k].axes.is_none() || !(op.is_pointwise() || matches!(op, Op::Reduce(..) | Op::Assign(_)))
+            let added = || added_product(graph, edges, users, user).is_some_and(|product| product != id);
+            edges[user.at()][k].axes.is_none() || !(op.is_pointwise() || matches!(op, Op::Reduce(..) | Op::Assign(_))) || added()
         };
         !is_computed(&graph.node(id).op) || graph.is_pinned(id) || users[id.at()].iter().any(needed)
     };
