@@ -15,17 +15,17 @@ fn main() {
 }
 
 /// Times a kernel with a workspace of at most so many bytes, if that can be; a counted item is one multiplication and one addition, so 1 Gitem/s is 2 GFLOP/s.
-fn time_within(room: u64, bencher: Bencher, spec: Spec, sizes: [usize; 3], isa: Isa, threads: usize, work: usize) {
+fn time_within(room: u64, bencher: Bencher, spec: Spec, sizes: &[usize], isa: Isa, threads: usize, work: usize) {
     let team = Team::new(threads);
     let kernel = Kernel::within(spec, &Env::default(), &Config { threads, isa }, room).expect("a valid spec");
     let mut memory = Memory::new();
-    let args = filled(&mut memory, &sizes);
+    let args = filled(&mut memory, sizes);
     let workspace = memory.reserve(kernel.workspace()).expect("memory");
     bencher.counter(ItemsCount::new(work)).bench_local(|| kernel.run(&mut memory, &args, &workspace, &Env::default(), &team));
 }
 
 fn time(bencher: Bencher, spec: Spec, sizes: [usize; 3], isa: Isa, threads: usize, work: usize) {
-    time_within(u64::MAX, bencher, spec, sizes, isa, threads, work);
+    time_within(u64::MAX, bencher, spec, &sizes, isa, threads, work);
 }
 
 /// A product of `m × k` and `k × n`, either operand stored transposed.
@@ -58,7 +58,7 @@ fn product_within(room: u64, bencher: Bencher, p: Product, isa: Isa, threads: us
         operand
     };
     let body = Matmul { k: Size::fixed(k as i64), a: operand(m, k, transposed[0]), b: operand(k, n, transposed[1]) };
-    time_within(room, bencher, plain(Body::Matmul(body), &[m, n]), [m * k, k * n, m * n], isa, threads, m * n * k);
+    time_within(room, bencher, plain(Body::Matmul(body), &[m, n]), &[m * k, k * n, m * n], isa, threads, m * n * k);
 }
 
 const fn mm(m: usize, n: usize, k: usize, a: bool, b: bool) -> Product {
@@ -130,13 +130,36 @@ fn workspace<const WHICH: usize>(bencher: Bencher, room: u64) {
         0..3 => {
             let c = Convolution { kind: kinds[WHICH], n: 16, ci: 32, co: 64, hw: 14, k: 5, stride: 1, groups: 1 };
             let (spec, sizes) = c.spec();
-            time_within(room, bencher, spec, sizes, Isa::detect(), 1, c.work());
+            time_within(room, bencher, spec, &sizes, Isa::detect(), 1, c.work());
         }
         _ => {
             let p = [mm(64, 512, 784, false, false), mm(784, 512, 64, true, false), mm(512, 512, 512, false, true)][WHICH - 3];
             product_within(room, bencher, p, Isa::detect(), 1);
         }
     }
+}
+
+/// The convolutions of a residual network whose images may be made in a prologue.
+fn behind_norms() -> Vec<Convolution> {
+    let shapes = [(16, 32), (32, 16), (64, 8)];
+    let of = |(c, hw)| [ConvKind::Forward, ConvKind::WeightGrad].map(|kind| Convolution { kind, n: 64, ci: c, co: c, hw, k: 3, stride: 1, groups: 1 });
+    shapes.into_iter().flat_map(of).collect()
+}
+
+/// A convolution of an image in memory, and of one made in a prologue; and what it takes to make one in memory.
+#[divan::bench(args = behind_norms(), consts = [0, 1, 2])]
+fn prologue<const WHICH: usize>(bencher: Bencher, c: Convolution) {
+    let (isa, work) = (Isa::detect(), c.work());
+    let (spec, sizes) = match WHICH {
+        0 => (c.spec().0, c.spec().1.to_vec()),
+        1 => c.with_prologue(),
+        _ => {
+            let image = [c.n, c.ci, c.hw, c.hw];
+            let elements = image.iter().product();
+            (norm(&image), vec![elements, c.ci, c.ci, c.ci, c.ci, elements])
+        }
+    };
+    time_within(u64::MAX, bencher, spec, &sizes, isa, 2, work);
 }
 
 /// What it costs to hand out a region of two empty chunks.

@@ -70,6 +70,7 @@ impl Slicing {
                 axis?;
                 false
             }
+            Body::Conv2d(conv) if conv.prologue.is_some() => return None,
             Body::Conv2d(conv) if conv.kind == ConvKind::WeightGrad => {
                 if axis.is_some() || !varies(&conv.n) {
                     return None;

@@ -192,6 +192,16 @@ pub struct Conv2d {
     pub a: Operand,
     /// See [`ConvKind`].
     pub b: Operand,
+    /// What makes `a` point by point as it is taken, if `a` is nowhere in memory: a loop over its space, without reductions, whose
+    /// one store is its last operand. The operands before that one are arguments in the place of `a`.
+    pub prologue: Option<Box<Spec>>,
+}
+
+impl Conv2d {
+    /// How many arguments come before `b`.
+    pub fn sources(&self) -> usize {
+        self.prologue.as_ref().map_or(1, |prologue| prologue.operands.len() - 1)
+    }
 }
 
 /// What a pooling window gives.
@@ -416,7 +426,10 @@ impl Body {
                     ConvKind::InputGrad => (result, weight),
                     ConvKind::WeightGrad => (image, result),
                 };
-                list.push((c.a.clone(), a, Access::Read));
+                match &c.prologue {
+                    Some(prologue) => list.extend(prologue.arguments().into_iter().take(c.sources())),
+                    None => list.push((c.a.clone(), a, Access::Read)),
+                }
                 list.push((c.b.clone(), b, Access::Read));
             }
             Body::Pool2d(p) => {

@@ -73,6 +73,7 @@ impl Shape {
                 groups: self.groups,
                 a,
                 b,
+                prologue: None,
             }),
             dims: self.spaces(kind)[2].iter().map(|&d| size(d)).collect(),
             reduced: 0,

@@ -172,7 +172,7 @@ fn conv(random: &mut Random, kind: ConvKind, large: bool) -> Case {
     };
     let n = batch(1);
     let [hw, ohw] = [hw.map(size), out.map(size)];
-    let body = Conv2d { kind, n, ci: size(ci), co: size(co), hw, ohw, k, stride, pad, dilation: [1, 1], groups, a, b };
+    let body = Conv2d { kind, n, ci: size(ci), co: size(co), hw, ohw, k, stride, pad, dilation: [1, 1], groups, a, b, prologue: None };
     Case { spec: anchored(Body::Conv2d(body), space, target.clone(), target), bound: random.int(2, 9) as u32 }
 }
 

@@ -68,7 +68,7 @@ impl Shape {
         let Shape { k, stride, pad, dilation, groups, .. } = *self;
         let (n, ci, co) = (size(self.n), size(self.ci), size(self.co));
         let (hw, ohw) = (self.hw.map(size), [size(self.out(0)), size(self.out(1))]);
-        let body = Conv2d { kind, n, ci, co, hw, ohw, k, stride, pad, dilation, groups, a, b };
+        let body = Conv2d { kind, n, ci, co, hw, ohw, k, stride, pad, dilation, groups, a, b, prologue: None };
         plain(Body::Conv2d(body), &self.spaces(kind)[2], out)
     }
 

@@ -10,6 +10,7 @@
 
 mod columns;
 mod depthwise;
+mod image;
 mod tile;
 mod weight_grad;
 
@@ -21,6 +22,7 @@ use super::{Config, CutOff, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{self, Body, ConvKind, Operand, Spec, check_operand};
+use image::Prologue;
 use tile::{Axis, Source};
 
 /// [`Body::Conv2d`], prepared.
@@ -32,6 +34,7 @@ pub(crate) struct Conv2d {
     space: Space,
     /// Whether every channel is a group of its own.
     depthwise: bool,
+    prologue: Option<Prologue>,
 }
 
 impl Conv2d {
@@ -43,18 +46,28 @@ impl Conv2d {
         let micro = Micro::of(config.isa);
         let sizes = Sizes::new(body, bound);
         let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
+        let prologue = Prologue::new(body, config)?;
+        if depthwise && prologue.is_some() {
+            return Err(SpecError("a prologue of a convolution whose channels are groups of their own".into()));
+        }
+        let made = |limits: &Limits| match body.kind {
+            ConvKind::WeightGrad => weight_grad::most_of_channel(&sizes, limits),
+            _ => columns::most_of_channel(&sizes, micro, limits),
+        };
         let (limits, space) = Limits::within(most, |limits| {
+            let room = prologue.as_ref().map_or(0, |prologue| prologue.room(made(limits)));
             let space = match body.kind {
                 _ if depthwise => depthwise::space(&sizes, micro, body.kind),
-                ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits),
-                _ => columns::space(&sizes, micro, limits),
+                ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, room),
+                _ => columns::space(&sizes, micro, limits, room),
             };
             Space { scratch: space.scratch + code.scratch_bytes(), ..space }
         });
+        let prologue = prologue.map(|prologue| prologue.with_room(made(limits)));
         if space.right.max(space.left) > i32::MAX as usize {
             return Err(SpecError(format!("a convolution that needs a tile of {} elements", space.right.max(space.left))));
         }
-        Ok(Conv2d { code, micro, threads: config.threads.max(1), limits, space, depthwise })
+        Ok(Conv2d { code, micro, threads: config.threads.max(1), limits, space, depthwise, prologue })
     }
 
     /// Where slices of a weight gradient may end, and its sums; `None` if more than the number of images varies.

@@ -10,7 +10,7 @@ use crate::backend::Target;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::memory::offload::Offload;
-use crate::passes::{Scheduled, Task, UNITS_PER_SECOND, alias, rejoin, schedule, slices_within, time, unfuse, widen};
+use crate::passes::{Scheduled, Task, UNITS_PER_SECOND, alias, prologues, rejoin, schedule, slices_within, time, unfuse, widen};
 use crate::plan::{Again, InSlices, Sent};
 use crate::session::Session;
 
@@ -87,7 +87,9 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
 fn other_ways(graph: &Graph, all: &Scheduled, room: u64) -> Vec<Vec<Task>> {
     let touched = touched(&all.dag);
     let apart = unfuse(graph, &all.tasks, &vec![true; all.tasks.len()]);
-    let mut ways = vec![alias(graph, &apart)];
+    let named = alias(graph, &apart);
+    let mut ways: Vec<Vec<Task>> = prologues(graph, &named).into_iter().collect();
+    ways.push(named);
     let chosen: Vec<bool> = touched.iter().map(|&bytes| bytes > room).collect();
     ways.push(unfuse(graph, &all.tasks, &chosen));
     // Only values that were made again are named anew or get kernels of their own.

@@ -5,7 +5,7 @@
 
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, Inst, Spec};
+use slabwise_kernels::spec::{Body, Conv2d, Inst, Spec};
 
 /// Operations of a matrix product in the time of moving one byte.
 const PER_BYTE: u64 = 12;
@@ -43,13 +43,12 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         Body::Sort(_) => PER_INSTRUCTION * u64::from(64 - spec.dims.last().map_or(0, at).leading_zeros()),
         Body::Suppress(_) => PER_INSTRUCTION.saturating_mul(points),
     };
-    // What is folded is computed once for all the points that it is folded over.
-    let (folded, kept) = (spec.folded(), count(&spec.dims[..spec.dims.len() - spec.reduced]));
-    let code = spec.code.iter().zip(folded).fold(0u64, |sum, (inst, folded)| {
-        let once = folded && !matches!(inst, Inst::Reduce(..));
-        sum.saturating_add(work(inst).saturating_mul(if once { kept } else { points }))
-    });
-    let arithmetic = points.saturating_mul(per_point).saturating_add(code);
+    // An image made in a prologue is not moved, but its code runs over it.
+    let prologue = match &spec.body {
+        Body::Conv2d(Conv2d { prologue: Some(prologue), .. }) => code(prologue, sizes),
+        _ => 0,
+    };
+    let arithmetic = points.saturating_mul(per_point).saturating_add(code(spec, sizes)).saturating_add(prologue);
     let moved = spec.arguments().iter().fold(0u64, |sum, (operand, dims, _)| {
         // What is repeated along an axis is moved once.
         let own = dims.iter().zip(&operand.strides).filter(|(_, stride)| stride.at(sizes) != 0);
@@ -58,6 +57,16 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
     });
     // The sum of all kernels' times has to fit as well.
     arithmetic.max(moved.saturating_mul(PER_BYTE)).clamp(1, 1 << 50)
+}
+
+/// The time of a kernel's code. What is folded is computed once for all the points that it is folded over.
+fn code(spec: &Spec, sizes: &Env) -> u64 {
+    let count = |dims: &[Size]| dims.iter().map(|d| d.at(sizes).max(0) as u64).fold(1, u64::saturating_mul);
+    let (points, kept) = (count(&spec.dims), count(&spec.dims[..spec.dims.len() - spec.reduced]));
+    spec.code.iter().zip(spec.folded()).fold(0u64, |sum, (inst, folded)| {
+        let once = folded && !matches!(inst, Inst::Reduce(..));
+        sum.saturating_add(work(inst).saturating_mul(if once { kept } else { points }))
+    })
 }
 
 /// The time of an instruction, for one element.

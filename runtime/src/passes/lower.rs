@@ -495,6 +495,7 @@ fn conv(kind: ConvKind, g: &ConvGeometry, image: &Dims, result: &Dims, weight: &
         groups: g.groups,
         a,
         b,
+        prologue: None,
     })
 }
 

@@ -7,7 +7,8 @@
 
 use std::ops::Range;
 
-use super::tile::{Axis, Parts, Shape, Source, fill};
+use super::image::Image;
+use super::tile::{Axis, Parts, Shape, Source};
 use super::{Call, Sizes, source};
 use crate::cpu::gemm::drive::{Blocking, Chains, MicroPanel, Product, Room, Space, Stretch, drive};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
@@ -52,8 +53,15 @@ pub(super) fn columns(positions: usize, axes: &[Axis; 2], micro: &Micro) -> usiz
     if !is_phased(axes) { positions } else { positions.next_multiple_of(micro.lanes) }
 }
 
-/// Room for every blocking of sizes up to these.
-pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Space {
+/// Most elements of a channel of a tile.
+pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
+    let (axes, [rows, columns]) = (&sizes.axes, [sizes.axes[0].out, sizes.axes[1].out]);
+    let least = Shape::of_channel(axes, 1, micro.columns().min(columns));
+    Shape::of_channel(axes, rows, columns).min(limits.tile.max(least))
+}
+
+/// Room for every blocking of sizes up to these, with `room` elements for a prologue.
+pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) -> Space {
     let (width, phases) = (micro.columns(), phases(&sizes.axes));
     let depth = sizes.source.saturating_mul(sizes.taps());
     let block = depth.min(steps(limits).max(sizes.taps()));
@@ -70,7 +78,9 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Space {
     let tables = rows.next_multiple_of(LANES) + block.next_multiple_of(LANES);
     Space {
         left: rows.saturating_mul(depth).min(limits.left.max(rows.saturating_mul(block))).max(tables),
-        right: block.next_multiple_of(LANES).saturating_add((phases + 1).next_multiple_of(LANES)).saturating_add(tile),
+        right: (block.next_multiple_of(LANES).saturating_add((phases + 1).next_multiple_of(LANES)).saturating_add(tile))
+            .next_multiple_of(LANES)
+            .saturating_add(room),
         micro_panel: block * width,
         acc,
         // The block with its phases between one another, in front of the epilogue's own.
@@ -114,7 +124,7 @@ pub(super) unsafe fn run(call: &Call) {
 pub(super) struct Columns<'a> {
     pub(super) call: &'a Call<'a>,
     weight: Source,
-    pub(super) image: Source,
+    pub(super) image: Image<'a>,
     pub(super) strips: Parts,
     chains: Chains,
     /// Whether weights are read where they are, which saves packing them.
@@ -128,11 +138,10 @@ unsafe impl Sync for Columns<'_> {}
 impl<'a> Columns<'a> {
     pub fn new(call: &'a Call<'a>, strips: Parts) -> Self {
         let Call { spec, body, launch, kernel, .. } = *call;
-        let [weight, image] = [(&body.b, 1), (&body.a, 0)].map(|(operand, at)| source(operand, launch.args[at], launch.env));
         Columns {
             call,
-            weight,
-            image,
+            weight: source(&body.b, launch.args[body.sources()], launch.env),
+            image: Image::new(call, source(&body.a, launch.args[0], launch.env)),
             strips,
             chains: chains(call.sizes, kernel.limits),
             indirect: false,
@@ -372,7 +381,8 @@ impl Product for Columns<'_> {
         // SAFETY: one entry for each phase and step of the block; these channels exist, and the tile has room behind the tables.
         unsafe {
             self.table(channels.len(), shape.channel as isize, tap_offset, steps.cast_mut(), Some(starts));
-            fill(&self.image, &sizes.axes, wanted, &part, &shape, self.tile(to, block).cast_mut(), self.call.kernel.micro.fill);
+            let end = to.add(self.call.kernel.space.right);
+            self.image.fill(&sizes.axes, wanted, &part, &shape, self.tile(to, block).cast_mut(), self.call.kernel.micro.fill, end);
         }
     }
 

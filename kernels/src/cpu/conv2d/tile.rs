@@ -86,6 +86,13 @@ impl Axis {
         (out.saturating_sub(1)).saturating_mul(self.step).saturating_add(self.offset(last) + 1)
     }
 
+    /// The elements of the source that these output positions read, and those between them.
+    pub fn reads_of(&self, positions: &Range<usize>) -> Range<usize> {
+        let first = (positions.start * self.step) as isize - self.pad;
+        let inside = |element: isize| element.clamp(0, self.source as isize) as usize;
+        inside(first)..inside(first + self.extent(positions.len()) as isize)
+    }
+
     /// Whether any kernel element reads positions of this remainder by `step`.
     fn reads(&self, remainder: usize) -> bool {
         self.step == 1 || (0..self.taps).any(|tap| self.offset(tap) % self.step == remainder)
@@ -232,6 +239,11 @@ impl Shape {
         let row = segment.saturating_mul(axes[1].step);
         let channel = row.saturating_mul(axes[0].extent(rows));
         Shape { image: channel.saturating_mul(channels), channel, row, segment }
+    }
+
+    /// Elements of a channel of a tile for so many rows and columns.
+    pub fn of_channel(axes: &[Axis; 2], rows: usize, columns: usize) -> usize {
+        Shape::new(axes, 1, rows, columns).channel
     }
 
     pub fn elements(&self, images: usize) -> usize {

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use super::tile::{Part, Parts, Shape, Source, fill};
+use super::image::Image;
+use super::tile::{Part, Parts, Shape, Source};
 use super::{Call, Sizes, part_source};
 use crate::cpu::CutOff;
 use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, Room, Space, drive_some, sums};
@@ -33,8 +34,18 @@ fn block(parts: &Parts, limits: &Limits) -> [usize; 3] {
     [if high < rows { 1 } else { (limits.steps / (rows * columns)).clamp(1, images) }, high, columns]
 }
 
-/// Room for every blocking of sizes up to these.
-pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Space {
+/// Most elements of a channel of a tile.
+pub(super) fn most_of_channel(sizes: &Sizes, limits: &Limits) -> usize {
+    if sizes.fixed {
+        let [_, rows, columns] = block(&parts(sizes), limits);
+        return Shape::of_channel(&sizes.axes, rows, columns);
+    }
+    let least = Shape::of_channel(&sizes.axes, 1, 1);
+    Shape::of_channel(&sizes.axes, sizes.axes[0].out, sizes.axes[1].out).min(TILE.max(least))
+}
+
+/// Room for every blocking of sizes up to these, with `room` elements for a prologue.
+pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) -> Space {
     let width = micro.columns();
     let product = sizes.source.saturating_mul(sizes.taps());
     let columns = sizes.other.next_multiple_of(width).min(SPLIT_COLUMNS);
@@ -58,7 +69,10 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Space {
     };
     let acc = if splits(fewest, chains) > 1 { usize::MAX } else { limits.acc[0].max(rows * width) }.min(rows * columns);
     Space {
-        left: (ROWS.min(product).next_multiple_of(TABLE) + POSITIONS.min(positions).next_multiple_of(TABLE)).saturating_add(tile),
+        left: (ROWS.min(product).next_multiple_of(TABLE) + POSITIONS.min(positions).next_multiple_of(TABLE))
+            .saturating_add(tile)
+            .next_multiple_of(TABLE)
+            .saturating_add(room),
         right: 0,
         micro_panel: steps * width,
         acc,
@@ -108,8 +122,8 @@ pub(super) unsafe fn run(call: &Call) {
     let block = block(&parts, kernel.limits);
     let product = WeightGrad {
         call,
-        image: part_source(call, &body.a, 0),
-        gradient: part_source(call, &body.b, 1),
+        image: Image::new(call, part_source(call, &body.a, 0)),
+        gradient: part_source(call, &body.b, body.sources()),
         parts,
         block,
         blocks: [0, 1].map(|i| parts.size()[i].div_ceil(block[i])),
@@ -130,7 +144,7 @@ pub(super) unsafe fn run(call: &Call) {
 
 struct WeightGrad<'a> {
     call: &'a Call<'a>,
-    image: Source,
+    image: Image<'a>,
     gradient: Source,
     /// Chains of the contracted axis (image, result row, result column).
     parts: Parts,
@@ -209,7 +223,8 @@ impl Product for WeightGrad<'_> {
             }
             let first = group * sizes.source;
             let tile = to.add(self.tables());
-            fill(&self.image, &sizes.axes, first + channels.start..first + channels.end, &part, &shape, tile, self.call.kernel.micro.fill);
+            let (channels, end) = (first + channels.start..first + channels.end, to.add(self.call.kernel.space.left));
+            self.image.fill(&sizes.axes, channels, &part, &shape, tile, self.call.kernel.micro.fill, end);
         }
     }
 

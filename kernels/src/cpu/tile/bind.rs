@@ -206,6 +206,31 @@ impl<'a> Bound<'a> {
         scratch: *mut u8,
     ) {
         // SAFETY: the caller's promise.
+        unsafe { self.blocks(origin, row_axis, [rows, cols], (acc, acc_stride), None, scratch) }
+    }
+
+    /// Runs code without an anchor on such a block, and stores the last operand at `to`, row r from `to + r · stride` elements, rather
+    /// than where it is walked.
+    ///
+    /// # Safety
+    /// As [`Bound::block`]; `to` must have room for the block, and overlap nothing that is read.
+    pub unsafe fn make(&self, origin: &[usize], row_axis: usize, size: [usize; 2], to: *mut f32, stride: usize, scratch: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { self.blocks(origin, row_axis, size, (std::ptr::null(), 0), Some((to, stride)), scratch) }
+    }
+
+    /// # Safety
+    /// As [`Bound::block`] or [`Bound::make`].
+    unsafe fn blocks(
+        &self,
+        origin: &[usize],
+        row_axis: usize,
+        [rows, cols]: [usize; 2],
+        (acc, acc_stride): (*const u32, usize),
+        to: Option<(*mut f32, usize)>,
+        scratch: *mut u8,
+    ) {
+        // SAFETY: the caller's promise.
         let mut machine = unsafe { Machine::new(self, Along::Columns, scratch) };
         let mut at = [0; AXES];
         at[..origin.len()].copy_from_slice(origin);
@@ -217,7 +242,10 @@ impl<'a> Bound<'a> {
         let mut run = (run_len - start).min(cols);
         while done < cols {
             machine.seek(&at[..self.axes], Some(row_axis), None);
-            machine.set_acc(acc.wrapping_add(done), acc_stride, rows, run);
+            match to {
+                Some((to, stride)) => machine.store_last_to(to.wrapping_add(done), stride),
+                None => machine.set_acc(acc.wrapping_add(done), acc_stride, rows, run),
+            }
             let wide = run.min(TILE);
             let high = (TILE / wide.next_multiple_of(VECTOR)).min(rows);
             for row in (0..rows).step_by(high) {

@@ -109,6 +109,13 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// Has the last operand, f32, stored at other places than those of its walk.
+    pub fn store_last_to(&mut self, to: *mut f32, stride: usize) {
+        let last = self.bound.code.dtypes.len() - 1;
+        // SAFETY: there is a cursor for each walk, and operands are the first of them.
+        unsafe { self.cursors.add(last).write(Cursor { first: to.cast(), rs: stride as isize, cs: 1, bytes: 4 }) };
+    }
+
     /// Says where the anchor's values of the block at the cursors are.
     pub fn set_acc(&mut self, acc: *const u32, stride: usize, rows: usize, cols: usize) {
         self.acc = View { ptr: acc, rs: stride as isize, flat: false };

@@ -1,0 +1,136 @@
+//! Where tiles are filled from: an image in memory, or one that a prologue makes as it is packed.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use super::tile::{Axis, Part, Shape, Source, fill};
+use super::Call;
+use crate::cpu::tile::{Bound, TileCode};
+use crate::cpu::{Config, Launch, SpecError};
+use crate::dtype::DType;
+use crate::spec::{self, Body, ConvKind, Dims, MAX_ARGUMENTS, Spec, check_operand};
+
+/// Elements of the image that are made at a time, a whole channel's part at least: so many stay in the first cache until they are packed.
+const MADE: usize = 4 << 10;
+/// Elements of a line of the cache, which the interpreter's memory begins with.
+const LINE: usize = 16;
+
+/// A convolution's prologue, prepared.
+pub(super) struct Prologue {
+    code: TileCode,
+    /// Elements of the room to make the image in, and of the image in it.
+    room: usize,
+    made: usize,
+}
+
+impl Prologue {
+    /// The prologue of a convolution, if it has one; it must be a loop over the image that makes it point by point.
+    pub fn new(body: &spec::Conv2d, config: &Config) -> Result<Option<Prologue>, SpecError> {
+        let Some(spec) = body.prologue.as_deref() else { return Ok(None) };
+        let fail = |what: String| Err(SpecError(format!("a prologue {what}")));
+        if body.kind == ConvKind::InputGrad {
+            return fail("of an input gradient".into());
+        }
+        let space = Dims::from_slice(&[body.n, body.ci, body.hw[0], body.hw[1]]);
+        if spec.body != Body::Loop || spec.reduced > 0 || spec.dims != space {
+            return fail(format!("over {:?} for an image of {space:?}", spec.dims));
+        }
+        let last = spec.operands.len().wrapping_sub(1);
+        match (&spec.stores[..], spec.operands.last()) {
+            ([store], Some(made)) if usize::from(store.operand) == last => check_operand("the image", made, 4, &[DType::F32])?,
+            _ => return fail(format!("with {} stores", spec.stores.len())),
+        }
+        let code = TileCode::new(spec, config)?;
+        if code.reads(last) {
+            return fail("that reads what it makes".into());
+        }
+        Ok(Some(Prologue { code, room: 0, made: 0 }))
+    }
+
+    /// Elements of a worker's memory to make parts of one channel of at most so many elements in, the interpreter's included.
+    pub fn room(&self, channel: usize) -> usize {
+        made(channel).saturating_add(self.code.scratch_bytes().div_ceil(4)).next_multiple_of(LINE)
+    }
+
+    /// With that room.
+    pub fn with_room(self, channel: usize) -> Prologue {
+        Prologue { room: self.room(channel), made: made(channel), ..self }
+    }
+}
+
+/// The image of one run.
+pub(super) struct Image<'a> {
+    source: Source,
+    prologue: Option<(&'a Prologue, Bound<'a>)>,
+}
+
+impl<'a> Image<'a> {
+    /// The image of a call; `source` is what its first argument is, which counts where there is no prologue.
+    pub fn new(call: &Call<'a>, source: Source) -> Self {
+        let Call { body, launch, kernel, .. } = *call;
+        let prologue = kernel.prologue.as_ref().zip(body.prologue.as_deref());
+        let bound = |(prologue, spec): (&'a Prologue, _)| (prologue, bind(&prologue.code, spec, launch, body.sources()));
+        Image { source, prologue: prologue.map(bound) }
+    }
+
+    /// [`fill`] from this image. `end`: of the buffer that the tile lies in, whose last elements are the room of a prologue, from a line
+    /// of the cache on.
+    ///
+    /// # Safety
+    /// As [`fill`]; of an image that is made, the arguments that it is made of may be read.
+    #[allow(clippy::too_many_arguments)] // those of `fill`
+    pub unsafe fn fill(
+        &self,
+        axes: &[Axis; 2],
+        channels: Range<usize>,
+        part: &Part,
+        shape: &Shape,
+        to: *mut f32,
+        lines: crate::cpu::gemm::pack::Fill,
+        end: *mut f32,
+    ) {
+        let Some((prologue, code)) = &self.prologue else {
+            // SAFETY: the caller's promise.
+            return unsafe { fill(&self.source, axes, channels, part, shape, to, lines) };
+        };
+        let [rows, columns] = [axes[0].reads_of(&part.rows), axes[1].reads_of(&part.columns)];
+        let plane = rows.len() * columns.len();
+        let at_once = (prologue.made / plane.max(1)).max(1);
+        let room = end.wrapping_sub(prologue.room);
+        let scratch = room.wrapping_add(prologue.made).cast();
+        for (i, image) in part.images.clone().enumerate() {
+            let one = Part { images: image..image + 1, ..part.clone() };
+            for first in channels.clone().step_by(at_once) {
+                let some = first..(first + at_once).min(channels.end);
+                // Rows that are made whole lie behind one another.
+                let whole = columns.len() == axes[1].source;
+                let (runs, length) = if whole { (1, plane) } else { (rows.len(), columns.len()) };
+                for run in (0..runs).filter(|_| plane > 0) {
+                    let origin = [image, first, rows.start + run, columns.start];
+                    // SAFETY: these points lie inside the image, and the room takes those of one channel or of `MADE` elements.
+                    unsafe { code.make(&origin, 1, [some.len(), length], room.add(run * length), plane, scratch) };
+                }
+                let before = first * plane + rows.start * columns.len() + columns.start;
+                let strides = [0, plane as isize, columns.len() as isize, 1];
+                let made = Source { at: room.cast_const().wrapping_sub(before), strides };
+                // SAFETY: what of these channels the part reads has just been made.
+                unsafe { fill(&made, axes, some, &one, shape, to.add(i * shape.image + (first - channels.start) * shape.channel), lines) };
+            }
+        }
+    }
+}
+
+/// The prologue's code with the sizes and addresses of a run: its operands are the first arguments, and what it makes has no address.
+fn bind<'a>(code: &'a TileCode, spec: &Spec, launch: &Launch, sources: usize) -> Bound<'a> {
+    let mut args: SmallVec<[*mut u8; MAX_ARGUMENTS]> = SmallVec::from_slice(&launch.args[..sources]);
+    args.push(std::ptr::null_mut());
+    let mut bound = Bound::new(code);
+    bound.resolve(spec, &Launch { args: &args, ..*launch }, &[0, 1, 2, 3]);
+    bound
+}
+
+/// Elements of the image made at a time, if a channel's part has so many.
+fn made(channel: usize) -> usize {
+    channel.max(MADE).next_multiple_of(LINE)
+}
