@@ -142,7 +142,9 @@ fn workspace<const WHICH: usize>(bencher: Bencher, room: u64) {
 /// The convolutions of a residual network whose images may be made in a prologue.
 fn behind_norms() -> Vec<Convolution> {
     let shapes = [(16, 32), (32, 16), (64, 8)];
-    let of = |(c, hw)| [ConvKind::Forward, ConvKind::WeightGrad].map(|kind| Convolution { kind, n: 64, ci: c, co: c, hw, k: 3, stride: 1, groups: 1 });
+    let of = |(c, hw)| {
+        [ConvKind::Forward, ConvKind::WeightGrad].map(|kind| Convolution { kind, n: 64, ci: c, co: c, hw, k: 3, stride: 1, groups: 1 })
+    };
     shapes.into_iter().flat_map(of).collect()
 }
 

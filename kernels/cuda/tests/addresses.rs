@@ -109,7 +109,8 @@ fn convolution(kind: ConvKind) -> Spec {
     };
     let (hw, k, one) = ([n(9), n(9)], [3, 3], [1, 1]);
     let [a, b, to] = [a, b, out].map(|dims| contiguous(DType::F32, &dims));
-    let body = Conv2d { kind, n: n(2), ci: n(5), co: n(6), hw, ohw: hw, k, stride: one, pad: one, dilation: one, groups: 1, a, b, prologue: None };
+    let body =
+        Conv2d { kind, n: n(2), ci: n(5), co: n(6), hw, ohw: hw, k, stride: one, pad: one, dilation: one, groups: 1, a, b, prologue: None };
     plain(Body::Conv2d(body), &out.map(|d| d as usize), to)
 }
 

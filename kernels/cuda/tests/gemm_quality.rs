@@ -35,7 +35,22 @@ fn convolution(kind: ConvKind) -> Spec {
     };
     let of = |space: &[usize; 4]| typed(DType::F32, 0, &contiguous(space));
     let (n, ci, co, hw, one) = (size(32), size(64), size(128), [size(56); 2], [1; 2]);
-    let body = Conv2d { kind, n, ci, co, hw, ohw: hw, k: [3; 2], stride: one, pad: one, dilation: one, groups: 1, a: of(&a), b: of(&b), prologue: None };
+    let body = Conv2d {
+        kind,
+        n,
+        ci,
+        co,
+        hw,
+        ohw: hw,
+        k: [3; 2],
+        stride: one,
+        pad: one,
+        dilation: one,
+        groups: 1,
+        a: of(&a),
+        b: of(&b),
+        prologue: None,
+    };
     plain(Body::Conv2d(body), &out, of(&out))
 }
 

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::tile::{Axis, Part, Shape, Source, fill};
 use super::Call;
+use super::tile::{Axis, Part, Shape, Source, fill};
 use crate::cpu::tile::{Bound, TileCode};
 use crate::cpu::{Config, Launch, SpecError};
 use crate::dtype::DType;
