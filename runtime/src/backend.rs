@@ -66,6 +66,15 @@ impl Target {
         }
     }
 
+    /// Whether what two loops both sum has the same bits in both, in every run; `None` where that is not known.
+    pub(crate) fn sums_alike(&self, a: &Spec, b: &Spec, bounds: &Env) -> Option<bool> {
+        match self {
+            Target::Cpu(config, _) => cpu::sums_alike(a, b, bounds, config),
+            #[cfg(feature = "cuda")]
+            Target::Cuda(..) => None,
+        }
+    }
+
     /// The same with the smallest workspaces that kernels can do with, if it matters to them.
     pub(crate) fn lean(&self) -> Option<Target> {
         match self {

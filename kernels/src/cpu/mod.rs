@@ -16,6 +16,7 @@ mod tile;
 mod walk;
 
 pub use isa::Isa;
+pub use loops::sums_alike;
 pub use team::Team;
 pub use tile::validate;
 

@@ -10,12 +10,13 @@ use smallvec::SmallVec;
 
 use super::lower::{Arg, Task};
 use super::stores::{argument, keep_stores};
+use crate::backend::Target;
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 
 /// Tasks that do what these do, in an order in which they can run, where no task makes again what another one makes on the way
 /// forward, if it can do without. What is inside of a checkpointed segment is made again all the same.
-pub(crate) fn alias(graph: &Graph, tasks: &[Task]) -> Vec<Task> {
+pub(crate) fn alias(graph: &Graph, target: &Target, tasks: &[Task]) -> Vec<Task> {
     let written = |task: &Task| task.spec.stores.iter().map(|s| argument(task, s.operand)).collect::<Vec<_>>();
     let mut writers: HashMap<Arg, u32> = HashMap::new();
     tasks.iter().flat_map(written).for_each(|arg| *writers.entry(arg).or_default() += 1);
@@ -31,7 +32,7 @@ pub(crate) fn alias(graph: &Graph, tasks: &[Task]) -> Vec<Task> {
     let mut fewer: Vec<Option<Task>> = Vec::with_capacity(tasks.len());
     for task in tasks {
         let others: Vec<_> = task.spec.stores.iter().copied().filter(|s| !second(&first, argument(task, s.operand))).collect();
-        let rest = if others.len() == task.spec.stores.len() { Some(task.clone()) } else { keep_stores(task, &others) };
+        let rest = if others.len() == task.spec.stores.len() { Some(task.clone()) } else { keep_stores(graph, target, task, &others) };
         let stays = rest.is_none() && !others.is_empty();
         if stays {
             first.retain(|again, _| !written(task).contains(&Arg::Buffer(*again)));

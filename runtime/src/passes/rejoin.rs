@@ -36,13 +36,13 @@ pub(crate) fn rejoin(
     if scheduled.sliced.is_some() || again.is_empty() {
         return Ok(None);
     }
-    let mut joining = Joining::new(graph, scheduled, plan, again, matches!(target, Target::Cpu(..)));
+    let mut joining = Joining::new(graph, scheduled, plan, again, target);
     let steps: Vec<usize> = (0..joining.tasks.len()).filter(|at| joining.again.contains(at)).collect();
     for &step in &steps {
         joining.join(step, room);
     }
     steps.iter().for_each(|&step| joining.drop_unread(step));
-    if joining.changed.is_empty() { Ok(None) } else { joining.finish(&steps, target).map(Some) }
+    if joining.changed.is_empty() { Ok(None) } else { joining.finish(&steps).map(Some) }
 }
 
 /// The program under change. Tasks are numbered by their steps in the plan.
@@ -61,11 +61,11 @@ struct Joining<'a> {
     live: Vec<u64>,
     again: HashSet<usize>,
     changed: HashSet<usize>,
-    on_cpu: bool,
+    target: &'a Target,
 }
 
 impl<'a> Joining<'a> {
-    fn new(graph: &'a Graph, old: &'a Scheduled, plan: &'a Plan, again: &[TaskId], on_cpu: bool) -> Self {
+    fn new(graph: &'a Graph, old: &'a Scheduled, plan: &'a Plan, again: &[TaskId], target: &'a Target) -> Self {
         let mut step = vec![TaskId(0); plan.order.len()];
         (0u32..).zip(&plan.order).for_each(|(at, task)| step[task.index()] = TaskId(at));
         let mut dag = Dag { tasks: Vec::new(), ..old.dag.clone() };
@@ -93,7 +93,7 @@ impl<'a> Joining<'a> {
             live: planner::live_bytes(&old.dag, plan),
             again: again.iter().map(|task| step[task.index()].index()).collect(),
             changed: HashSet::new(),
-            on_cpu,
+            target,
         }
     }
 
@@ -146,7 +146,8 @@ impl<'a> Joining<'a> {
     /// Whether what a task sums is the same sum with other steps behind it. On other devices than the CPU the way of a product may follow
     /// from them, or be a measured choice.
     fn takes_steps(&self, task: &Task) -> bool {
-        task.spec.body == Body::Loop || self.on_cpu && matches!(task.spec.body, Body::Matmul(_) | Body::Conv2d(_))
+        let on_cpu = matches!(self.target, Target::Cpu(..));
+        task.spec.body == Body::Loop || on_cpu && matches!(task.spec.body, Body::Matmul(_) | Body::Conv2d(_))
     }
 
     /// The bytes that lie in memory earlier if the second task runs with the first, and those that lie there no more: what only the
@@ -174,7 +175,7 @@ impl<'a> Joining<'a> {
         if stores.len() == task.spec.stores.len() {
             return;
         }
-        let Some(fewer) = keep_stores(task, &stores) else { return };
+        let Some(fewer) = keep_stores(self.graph, self.target, task, &stores) else { return };
         let still: HashSet<Arg> = fewer.args.iter().copied().collect();
         let keeps = |b: &BufferId| still.contains(&Arg::Buffer(self.old.nodes[b.index()]));
         self.dag.tasks[at].reads.retain(keeps);
@@ -184,7 +185,7 @@ impl<'a> Joining<'a> {
     }
 
     /// The new program, its tasks numbered anew.
-    fn finish(self, again: &[usize], target: &Target) -> Result<(Scheduled, Vec<TaskId>), String> {
+    fn finish(self, again: &[usize]) -> Result<(Scheduled, Vec<TaskId>), String> {
         let bounds = self.graph.symbols.bounds();
         let mut number = vec![TaskId(0); self.tasks.len()];
         let alive = (0..self.tasks.len()).filter(|&at| self.tasks[at].is_some());
@@ -200,7 +201,7 @@ impl<'a> Joining<'a> {
             planned.after.dedup();
             let mut kernel = self.old.kernels[self.order[at].index()].clone();
             if self.changed.contains(&at) {
-                let made = Kernel::new(task.spec.clone(), &bounds, target, false, &Choice::default())
+                let made = Kernel::new(task.spec.clone(), &bounds, self.target, false, &Choice::default())
                     .map_err(|e| format!("{}: {e}", task.name))?;
                 (planned.workspace, planned.cost) = (made.workspace(), cost(&task.spec, &bounds));
                 kernel = made.into();

@@ -8,12 +8,13 @@ use slabwise_kernels::spec::{Access, Body, Store};
 
 use super::lower::{Arg, Task, container_of};
 use super::stores::{argument, keep_stores};
+use crate::backend::Target;
 use crate::graph::Graph;
 use crate::ops::NodeId;
 
 /// The task as it runs again: itself if it assigns no variable, less if it does. `None` if it may run only once, as what makes one of
 /// the `kept` does.
-pub(super) fn rerun(task: &Task, kept: &HashSet<Arg>) -> Option<Task> {
+pub(super) fn rerun(graph: &Graph, target: &Target, task: &Task, kept: &HashSet<Arg>) -> Option<Task> {
     if matches!(task.spec.body, Body::CheckIndex(_)) || makes(task, kept) {
         return None;
     }
@@ -23,7 +24,7 @@ pub(super) fn rerun(task: &Task, kept: &HashSet<Arg>) -> Option<Task> {
     }
     let stores: Vec<Store> = task.spec.stores.iter().copied().filter(|s| matches!(argument(task, s.operand), Arg::Buffer(_))).collect();
     // What it assigned by then it cannot take as it was.
-    keep_stores(task, &stores).filter(|lean| !lean.args.iter().any(|arg| assigned.contains(arg)))
+    keep_stores(graph, target, task, &stores).filter(|lean| !lean.args.iter().any(|arg| assigned.contains(arg)))
 }
 
 /// The buffers of values that are never made again.

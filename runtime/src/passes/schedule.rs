@@ -87,7 +87,7 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, target: &Target, guard: u64) ->
     let found = |id: &NodeId| graph.symbols.any_found(&graph.node(*id).dims);
     // What the pool holds is not planned, nor is when it would be made again.
     let in_pool = |t: &Task| t.args.iter().any(|arg| matches!(arg, Arg::Buffer(id) if found(id)));
-    let reruns: Vec<Option<Task>> = tasks.iter().map(|t| rerun(t, &kept).filter(|_| !in_pool(t))).collect();
+    let reruns: Vec<Option<Task>> = tasks.iter().map(|t| rerun(graph, target, t, &kept).filter(|_| !in_pool(t))).collect();
     // All at once, so that what runs again is computed as it was at first.
     let all: Vec<&Task> = tasks.iter().chain(reruns.iter().flatten()).collect();
     let choices = target.choose(&all.iter().map(|t| (&t.spec, guarded(t))).collect::<Vec<_>>(), &bounds);

@@ -1,19 +1,22 @@
 //! A kernel with only some of its stores, and only the code and operands that these need: the same bits with less work.
 //!
 //! What is made point by point comes out the same whatever else a kernel does. Sums do so too as long as they are cut into the same
-//! parts; [`keep_stores`] gives up where that is not certain.
+//! parts; [`keep_stores`] gives up where that is not certain. The CPU's kernels say how they are cut once their sizes are known; of all
+//! others a rule knows what is enough.
 
 use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store, ValueId};
 
 use super::lower::{Arg, Task};
+use crate::backend::Target;
+use crate::graph::Graph;
 
 /// What an argument of `code` is.
 pub(super) fn argument(task: &Task, operand: u16) -> Arg {
     task.args[task.args.len() - task.spec.operands.len() + usize::from(operand)]
 }
 
-/// The task with these of its stores, at least one; `None` if a bit of what they write could differ.
-pub(super) fn keep_stores(task: &Task, stores: &[Store]) -> Option<Task> {
+/// The task with these of its stores, at least one, for a device; `None` if a bit of what they write could differ there.
+pub(super) fn keep_stores(graph: &Graph, target: &Target, task: &Task, stores: &[Store]) -> Option<Task> {
     let spec = &task.spec;
     let needed = needed(spec, stores);
     let folded = spec.folded();
@@ -22,14 +25,17 @@ pub(super) fn keep_stores(task: &Task, stores: &[Store]) -> Option<Task> {
     let points_only = !folds && stores.iter().all(|s| !folded[usize::from(s.value)]);
     // An anchor is there for its values.
     let possible = !stores.is_empty() && (spec.body == Body::Loop || needs(|inst| *inst == Inst::Acc));
-    if !possible || spec.reduced > 0 && !points_only && !sums_alike(spec, stores, &needed, &folded) {
+    if !possible {
         return None;
     }
     let mut fewer = without(task, stores, &needed);
     if points_only {
         fewer.spec.reduced = 0;
     }
-    Some(fewer)
+    let by_rule = || sums_alike(spec, stores, &needed, &folded);
+    let alike = |fewer: &Spec| target.sums_alike(spec, fewer, &graph.symbols.bounds()).unwrap_or_else(by_rule);
+    let same_bits = spec.reduced == 0 || points_only || alike(&fewer.spec);
+    same_bits.then_some(fewer)
 }
 
 /// For each instruction whether something that is stored needs it.
@@ -54,7 +60,7 @@ fn arguments(inst: &Inst) -> &[ValueId] {
     }
 }
 
-/// Whether sums are split into the same parts without the rest. How they are split follows from the passes over the points, and from
+/// Whether sums are certain to be split into the same parts without the rest. How they are split follows from the passes over the points, and from
 /// how what is read and written at the points lies in memory.
 fn sums_alike(spec: &Spec, stores: &[Store], needed: &[bool], folded: &[bool]) -> bool {
     let code = || spec.code.iter().zip(needed).zip(folded);

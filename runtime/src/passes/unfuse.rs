@@ -9,11 +9,12 @@ use slabwise_kernels::spec::{Body, Inst, Store};
 use super::lower::{Arg, Task};
 use super::rerun::{assigned, kept, makes};
 use super::stores::{argument, keep_stores};
+use crate::backend::Target;
 use crate::graph::{Graph, Phase};
 
 /// Tasks that do what these do, in an order in which they can run: each value that one of the `chosen` kernels without anchor makes
 /// again point by point, beside something else, has a kernel of its own. Every bit stays as it was.
-pub(crate) fn unfuse(graph: &Graph, tasks: &[Task], chosen: &[bool]) -> Vec<Task> {
+pub(crate) fn unfuse(graph: &Graph, target: &Target, tasks: &[Task], chosen: &[bool]) -> Vec<Task> {
     let mut parted: Vec<Task> = Vec::with_capacity(tasks.len());
     // For each old task the new ones that do its work; for each new one the new ones it waits for besides.
     let (mut names, mut waits) = (Vec::with_capacity(tasks.len()), Vec::new());
@@ -21,7 +22,7 @@ pub(crate) fn unfuse(graph: &Graph, tasks: &[Task], chosen: &[bool]) -> Vec<Task
     for (task, chosen) in tasks.iter().zip(chosen) {
         // Taken apart, steps to one value may be made for another as well.
         let whole = !chosen || makes(task, &kept) || task.spec.body != Body::Loop;
-        let (apart, rest) = if whole { (Vec::new(), task.clone()) } else { take_apart(graph, task) };
+        let (apart, rest) = if whole { (Vec::new(), task.clone()) } else { take_apart(graph, target, task) };
         let first = parted.len();
         names.push(first..=first + apart.len());
         waits.resize(first + apart.len(), Vec::new());
@@ -39,22 +40,22 @@ pub(crate) fn unfuse(graph: &Graph, tasks: &[Task], chosen: &[bool]) -> Vec<Task
 }
 
 /// Values in kernels of their own, and the rest.
-fn take_apart(graph: &Graph, task: &Task) -> (Vec<Task>, Task) {
+fn take_apart(graph: &Graph, target: &Target, task: &Task) -> (Vec<Task>, Task) {
     let (mut apart, mut rest) = (Vec::new(), task.clone());
-    for target in task.spec.stores.iter().map(|s| argument(task, s.operand)) {
-        let Arg::Buffer(node) = target else { continue };
+    for stored in task.spec.stores.iter().map(|s| argument(task, s.operand)) {
+        let Arg::Buffer(node) = stored else { continue };
         if graph.origin(node).phase != Phase::Again {
             continue;
         }
-        let writes = |task: &Task, s: &Store| argument(task, s.operand) == target;
+        let writes = |task: &Task, s: &Store| argument(task, s.operand) == stored;
         let (own, others): (Vec<Store>, Vec<Store>) = (
             task.spec.stores.iter().copied().filter(|s| writes(task, s)).collect(),
             rest.spec.stores.iter().copied().filter(|s| !writes(&rest, s)).collect(),
         );
         // What follows from folds stays with them.
         let folds = |own: &Task| own.spec.code.iter().any(|inst| matches!(inst, Inst::Reduce(..))) || own.spec.reduced > 0;
-        let Some(own) = keep_stores(task, &own).filter(|own| !folds(own)) else { continue };
-        let Some(fewer) = keep_stores(&rest, &others) else { continue };
+        let Some(own) = keep_stores(graph, target, task, &own).filter(|own| !folds(own)) else { continue };
+        let Some(fewer) = keep_stores(graph, target, &rest, &others) else { continue };
         apart.push(Task { name: graph.name(node), node, ..own });
         rest = fewer;
     }

@@ -3,8 +3,11 @@
 //! The iteration space is cut into tiles and the tiles into chunks that threads take. How it is cut depends on sizes and
 //! strides alone, never on the number of threads, and so does every rounding error.
 
+mod alike;
 mod elementwise;
 mod reduce;
+
+pub use alike::sums_alike;
 
 use smallvec::SmallVec;
 
@@ -34,9 +37,7 @@ impl Loop {
         let mut code = TileCode::new(spec, config)?;
         let order = order(spec, bound);
         let reduction = if spec.reduced > 0 { Some(Reduction::new(spec, bound, &order, &mut code)?) } else { None };
-        let walks = spec.operands.iter().map(|operand| &operand.strides).chain(&spec.indices);
-        let fixed = walks.flatten().chain(&spec.dims).all(|size| size.as_fixed().is_some());
-        let partial_bytes = reduction.as_ref().map_or(0, |reduction| match fixed {
+        let partial_bytes = reduction.as_ref().map_or(0, |reduction| match is_fixed(spec) {
             true => reduction.partial_bytes_at(&mut Bound::sizes(&code, spec, bound, &order)),
             false => reduction.partial_bytes(),
         });
@@ -75,6 +76,12 @@ impl Loop {
     fn scratch(&self, launch: &Launch, worker: usize) -> *mut u8 {
         launch.workspace.wrapping_add(worker * self.code.scratch_bytes())
     }
+}
+
+/// Whether a loop has the same sizes and strides in every run.
+fn is_fixed(spec: &Spec) -> bool {
+    let walks = spec.operands.iter().map(|operand| &operand.strides).chain(&spec.indices);
+    walks.flatten().chain(&spec.dims).all(|size| size.as_fixed().is_some())
 }
 
 /// The order in which axes are walked: each group so that memory is walked forwards. What is computed does not depend on

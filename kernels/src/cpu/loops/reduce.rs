@@ -8,6 +8,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use super::{CHUNK, Loop};
 use crate::cpu::CutOff;
 use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, Tile, TileCode, VECTOR};
@@ -50,6 +52,17 @@ struct Cut {
     tiles: usize,
     /// The first reduced axis.
     reduced: usize,
+}
+
+/// What decides how the points of the reduced axes, in their order, are folded into one result. Whatever else there is to a
+/// [`Cut`] says only which results are computed together, and when.
+#[derive(PartialEq)]
+pub(super) struct Folding {
+    along: Along,
+    /// Sizes of the reduced axes, as they are walked. (Whose neighbours were joined shows in them.)
+    dims: SmallVec<[usize; AXES]>,
+    tile_len: usize,
+    parts: usize,
 }
 
 impl Reduction {
@@ -96,6 +109,16 @@ impl Reduction {
             1 => 0,
             parts => cut.groups * parts * self.split_words * WIDE * 4,
         }
+    }
+
+    /// How each value is folded in a space that has these sizes in every run; nothing if it has no points.
+    pub fn folding(&self, bound: &mut Bound) -> Option<Folding> {
+        if bound.dims().contains(&0) {
+            return None;
+        }
+        let cut = self.cut(bound);
+        let parts = self.parts(&cut, bound);
+        Some(Folding { along: self.along, dims: bound.dims()[cut.reduced..].into(), tile_len: cut.tile_len, parts })
     }
 
     /// Where slices of a sum over the batch may end, and the sums, for a space resolved at the bound; `None` if the sums cannot
