@@ -50,9 +50,10 @@ impl Conv2d {
         if depthwise && prologue.is_some() {
             return Err(SpecError("a prologue of a convolution whose channels are groups of their own".into()));
         }
+        // As much as stays in the cache until it is packed, at least what a tile has of a channel.
         let made = |limits: &Limits| match body.kind {
-            ConvKind::WeightGrad => weight_grad::most_of_channel(&sizes, limits),
-            _ => columns::most_of_channel(&sizes, micro, limits),
+            ConvKind::WeightGrad => weight_grad::most_of_channel(&sizes, limits).max(limits.tile / 2),
+            _ => columns::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
         };
         let (limits, space) = Limits::within(most, |limits| {
             let room = prologue.as_ref().map_or(0, |prologue| prologue.room(made(limits)));

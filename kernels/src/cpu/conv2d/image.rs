@@ -10,8 +10,6 @@ use crate::cpu::tile::{Bound, TileCode};
 use crate::cpu::{Config, Launch, SpecError};
 use crate::spec::{self, MAX_ARGUMENTS, Spec};
 
-/// Elements of the image that are made at a time, a whole channel's part at least: so many stay in the first cache until they are packed.
-const MADE: usize = 4 << 10;
 /// Elements of a line of the cache, which the interpreter's memory begins with.
 const LINE: usize = 16;
 
@@ -30,14 +28,14 @@ impl Prologue {
         Ok(code.map(|code| Prologue { code, room: 0, made: 0 }))
     }
 
-    /// Elements of a worker's memory to make parts of one channel of at most so many elements in, the interpreter's included.
-    pub fn room(&self, channel: usize) -> usize {
-        made(channel).saturating_add(self.code.scratch_bytes().div_ceil(4)).next_multiple_of(LINE)
+    /// Elements of a worker's memory to make so many elements of the image in at a time, the interpreter's memory included.
+    pub fn room(&self, made: usize) -> usize {
+        made.next_multiple_of(LINE).saturating_add(self.code.scratch_bytes().div_ceil(4)).next_multiple_of(LINE)
     }
 
     /// With that room.
-    pub fn with_room(self, channel: usize) -> Prologue {
-        Prologue { room: self.room(channel), made: made(channel), ..self }
+    pub fn with_room(self, made: usize) -> Prologue {
+        Prologue { room: self.room(made), made: made.next_multiple_of(LINE), ..self }
     }
 }
 
@@ -90,7 +88,7 @@ impl<'a> Image<'a> {
                 let (runs, length) = if whole { (1, plane) } else { (rows.len(), columns.len()) };
                 for run in (0..runs).filter(|_| plane > 0) {
                     let origin = [image, first, rows.start + run, columns.start];
-                    // SAFETY: these points lie inside the image, and the room takes those of one channel or of `MADE` elements.
+                    // SAFETY: these points lie inside the image, and the room takes those of one channel at least.
                     unsafe { code.make(&origin, 1, [some.len(), length], room.add(run * length), plane, scratch) };
                 }
                 let before = first * plane + rows.start * columns.len() + columns.start;
@@ -110,9 +108,4 @@ fn bind<'a>(code: &'a TileCode, spec: &Spec, launch: &Launch, sources: usize) ->
     let mut bound = Bound::new(code);
     bound.resolve(spec, &Launch { args: &args, ..*launch }, &[0, 1, 2, 3]);
     bound
-}
-
-/// Elements of the image made at a time, if a channel's part has so many.
-fn made(channel: usize) -> usize {
-    channel.max(MADE).next_multiple_of(LINE)
 }

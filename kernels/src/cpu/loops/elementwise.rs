@@ -2,8 +2,11 @@
 
 use super::{CHUNK, Loop};
 use crate::cpu::Launch;
-use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, Tile, VECTOR};
+use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, VECTOR};
 use crate::spec::Spec;
+
+/// Most rows of a strip.
+const ROWS: usize = 64;
 
 impl Loop {
     /// # Safety
@@ -30,16 +33,18 @@ impl Loop {
         // Tall tiles where memory is transposed: it is read in runs of several cache lines, and written in whole ones.
         let tall = dims[row] > 1 && bound.walks().iter().any(|w| transposes(w.strides[col], w.strides[row]));
         let wide = dims[col].min(if tall { VECTOR } else { TILE });
-        let high = dims[row].min(TILE / wide.next_multiple_of(VECTOR));
-        let (across, down) = (dims[col].div_ceil(wide), dims[row].div_ceil(high));
-        let tiles = dims[..row].iter().product::<usize>() * down * across;
-        let per_chunk = (CHUNK / (wide * high)).max(1);
+        // Strips of rows that share what is the same along them; a long row is several.
+        let long = dims[col].min(CHUNK / wide * wide);
+        let high = (CHUNK / long).clamp(1, ROWS).min(dims[row]);
+        let (across, down) = (dims[col].div_ceil(long), dims[row].div_ceil(high));
+        let strips = dims[..row].iter().product::<usize>() * down * across;
+        let per_chunk = (CHUNK / (long * high)).max(1);
         let work = |chunk: usize, worker: usize| {
             // SAFETY: the worker's own scratch memory.
             let mut machine = unsafe { Machine::new(bound, Along::Columns, self.scratch(launch, worker)) };
-            for index in chunk * per_chunk..tiles.min((chunk + 1) * per_chunk) {
+            for index in chunk * per_chunk..strips.min((chunk + 1) * per_chunk) {
                 let mut at = [0; AXES];
-                at[col] = index % across * wide;
+                at[col] = index % across * long;
                 at[row] = index / across % down * high;
                 let mut rest = index / across / down;
                 for axis in (0..row).rev() {
@@ -47,14 +52,10 @@ impl Loop {
                     rest /= dims[axis];
                 }
                 machine.seek(&at[..axes], Some(row), Some(col));
-                let tile = Tile::new(high.min(dims[row] - at[row]), wide.min(dims[col] - at[col]));
-                // SAFETY: the tile lies inside the space and belongs to this chunk alone.
-                unsafe {
-                    machine.full(0, &tile);
-                    machine.store_full(0, &tile);
-                }
+                // SAFETY: the strip lies inside the space and belongs to this chunk alone.
+                unsafe { machine.sweep(high.min(dims[row] - at[row]), long.min(dims[col] - at[col]), wide) };
             }
         };
-        launch.team.run(tiles.div_ceil(per_chunk), &work);
+        launch.team.run(strips.div_ceil(per_chunk), &work);
     }
 }

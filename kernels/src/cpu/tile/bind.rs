@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::exec::{Along, Machine, Tile};
-use super::{AXES, MAX_WALKS, TILE, TileCode, VECTOR};
+use super::exec::{Along, Machine};
+use super::{AXES, MAX_WALKS, TILE, TileCode};
 use crate::cpu::{Launch, Team};
 use crate::size::Env;
 use crate::slice::Part;
@@ -246,18 +246,8 @@ impl<'a> Bound<'a> {
                 Some((to, stride)) => machine.store_last_to(to.wrapping_add(done), stride),
                 None => machine.set_acc(acc.wrapping_add(done), acc_stride, rows, run),
             }
-            let wide = run.min(TILE);
-            let high = (TILE / wide.next_multiple_of(VECTOR)).min(rows);
-            for row in (0..rows).step_by(high) {
-                for col in (0..run).step_by(wide) {
-                    let tile = Tile::new(high.min(rows - row), wide.min(run - col)).at(row, col);
-                    // SAFETY: the tile is part of the block.
-                    unsafe {
-                        machine.full(0, &tile);
-                        machine.store_full(0, &tile);
-                    }
-                }
-            }
+            // SAFETY: the run is part of the block.
+            unsafe { machine.sweep(rows, run, TILE) };
             done += run;
             run = run_len.min(cols - done);
             at[first..self.axes].fill(0);

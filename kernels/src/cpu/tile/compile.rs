@@ -3,7 +3,8 @@
 //! A value is *folded* if it exists once per point of the kept axes, else *full*. A full value that needs no reduction has
 //! level 0, the result of a reduction over values of level n has level n + 1, and everything else has the highest level of
 //! its arguments: level n is computed in the n-th pass over the reduced axes, its folded values just before that pass.
-//! A full value used at a later level than its own *crosses*: it is kept for the whole row.
+//! A full value used at a later level than its own *crosses*: it is kept for the whole row. Where nothing is reduced, a value that is
+//! the same along the last axis is *flat*: it is computed once for many rows of tiles, before these.
 
 use smallvec::SmallVec;
 
@@ -80,6 +81,8 @@ pub(super) struct StoreStep {
 pub(super) struct Level {
     /// Computed once per group of kept points, before the pass.
     pub folded: Vec<Step>,
+    /// Computed before the tiles of some rows, if columns go along the last axis, else for each tile.
+    pub flat: Vec<Step>,
     /// Computed for each tile of the pass.
     pub full: Vec<Step>,
     /// The folds whose accumulators this pass fills.
@@ -92,6 +95,9 @@ pub(super) struct Program {
     pub folds: Vec<Fold>,
     /// Values that never change, and their bits.
     pub constants: Vec<(ValueId, u32)>,
+    /// Flat values that are used in tiles, and what flat values are read from.
+    pub flat_values: Vec<ValueId>,
+    pub flat_walks: Vec<u16>,
     /// The level in whose pass full values are stored.
     pub top: usize,
     pub full_stores: Vec<StoreStep>,
@@ -162,6 +168,7 @@ struct Analysis {
     folded: Vec<bool>,
     level: Vec<usize>,
     needed: Vec<bool>,
+    flat: Vec<bool>,
     /// The last level at which a value is used.
     last_level: Vec<usize>,
     top: usize,
@@ -201,8 +208,8 @@ impl Analysis {
         for store in spec.stores.iter().filter(|s| !folded[usize::from(s.value)]) {
             last_level[usize::from(store.value)] = top;
         }
-        let (pairs, absorbed) = (vec![None; n], vec![false; n]);
-        let mut analysis = Analysis { lanes, folded, level, needed, last_level, top, pairs, absorbed };
+        let (pairs, absorbed, flat) = (vec![None; n], vec![false; n], flat(spec));
+        let mut analysis = Analysis { lanes, folded, level, needed, flat, last_level, top, pairs, absorbed };
         analysis.pair_up(spec);
         analysis
     }
@@ -218,8 +225,8 @@ impl Analysis {
             let Inst::Op(outer, args) = inst else { continue };
             self.pairs[i] = (0..outer.arity().min(2)).find(|&k| {
                 let a = usize::from(args[k]);
-                let alike = uses[a] == 1 && self.folded[a] == self.folded[i] && self.level[a] == self.level[i] && self.pairs[a].is_none();
-                alike && matches!(spec.code[a], Inst::Op(inner, _) if is_pair(inner, *outer))
+                let same = self.folded[a] == self.folded[i] && self.flat[a] == self.flat[i] && self.level[a] == self.level[i];
+                uses[a] == 1 && same && self.pairs[a].is_none() && matches!(spec.code[a], Inst::Op(inner, _) if is_pair(inner, *outer))
             });
             if let Some(k) = self.pairs[i] {
                 self.absorbed[usize::from(args[k])] = true;
@@ -241,6 +248,23 @@ impl Analysis {
     fn crosses(&self, i: usize) -> bool {
         self.needed[i] && !self.folded[i] && self.last_level[i] > self.level[i]
     }
+}
+
+/// Which values are flat. Constants are, but take no step.
+fn flat(spec: &Spec) -> Vec<bool> {
+    let axis = (0..spec.dims.len()).rev().find(|&axis| !spec.dims[axis].is(1)).filter(|_| spec.reduced == 0);
+    let mut flat: Vec<bool> = Vec::with_capacity(spec.code.len());
+    for inst in &spec.code {
+        let is_flat = match inst {
+            Inst::Load(k) => axis.is_some_and(|axis| spec.operands[usize::from(*k)].strides[axis].is(0)),
+            Inst::Index(k) => axis.is_some_and(|axis| spec.indices[usize::from(*k)][axis].is(0)),
+            Inst::Const(_) => axis.is_some(),
+            Inst::Op(..) | Inst::Cast(..) => inst.arguments().iter().all(|&a| flat[usize::from(a)]),
+            Inst::Acc | Inst::Uniform { .. } | Inst::Reduce(..) => false,
+        };
+        flat.push(is_flat);
+    }
+    flat
 }
 
 /// The values of a program as they are given places.
@@ -265,12 +289,18 @@ pub(super) fn compile(spec: &Spec, config: &Config) -> Result<Program, SpecError
     let crossing = compiler.place_kept();
     let (folds, spare) = compiler.folds();
     let depth = compiler.needed().map(|i| compiler.a.level[i]).max().unwrap_or(0) + 1;
-    let levels = (0..depth).map(|l| compiler.level(l)).collect();
+    let mut levels: Vec<Level> = (0..depth).map(|l| compiler.level(l)).collect();
+    let (flat, flat_values) = compiler.flat_steps();
+    let walk = |step: &Step| if let Step::Load { walk, .. } | Step::Index { walk, .. } = step { Some(*walk) } else { None };
+    let flat_walks = flat.iter().filter_map(walk).collect();
+    levels[0].flat = flat;
     let constants = compiler.needed().filter_map(|i| if let Inst::Const(v) = spec.code[i] { Some((i as ValueId, v.bits())) } else { None });
     Ok(Program {
         levels,
         folds,
         constants: constants.collect(),
+        flat_values,
+        flat_walks,
         top: compiler.a.top,
         full_stores: compiler.stores(false).collect(),
         folded_stores: compiler.stores(true).collect(),
@@ -334,6 +364,7 @@ impl Compiler<'_> {
     fn level(&mut self, l: usize) -> Level {
         let in_pass = |i: &usize| match &self.spec.code[*i] {
             Inst::Const(_) => false,
+            _ if self.a.flat[*i] => false,
             Inst::Reduce(_, arg) => self.a.level[usize::from(*arg)] == l,
             _ => !self.a.folded[*i] && self.a.level[*i] <= l && l <= self.a.last_level[*i],
         };
@@ -369,6 +400,31 @@ impl Compiler<'_> {
         let folded = |i: &usize| self.a.folded[*i] && self.a.level[*i] == l && !self.is_constant(*i) && !self.is_reduce(*i);
         level.folded = self.needed().filter(folded).filter_map(|i| Some(self.step(i, self.places[i]?))).collect();
         level
+    }
+
+    /// The steps of flat values, and which of these the tiles use. Those have registers of their own.
+    fn flat_steps(&mut self) -> (Vec<Step>, Vec<ValueId>) {
+        let flat: Vec<usize> = self.needed().filter(|&i| self.a.flat[i] && !self.is_constant(i)).collect();
+        let uses = |i: usize, value: usize| self.a.arguments(self.spec, i).iter().any(|&x| usize::from(x) == value);
+        let in_tiles = |value: usize| {
+            self.needed().any(|i| !self.a.flat[i] && uses(i, value)) || self.spec.stores.iter().any(|s| usize::from(s.value) == value)
+        };
+        let last = |value: usize| flat.iter().rposition(|&i| uses(i, value)).unwrap_or(0);
+        let ends: Vec<usize> = flat.iter().map(|&i| if in_tiles(i) { usize::MAX } else { last(i) }).collect();
+        let (mut free, mut live, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+        for (position, (&i, &end)) in flat.iter().zip(&ends).enumerate() {
+            let at = free.pop().unwrap_or_else(|| self.take(1));
+            live.push((at, end));
+            steps.push(self.step(i, Place { at, crossing: false }));
+            live.retain(|&(at, end)| {
+                if end <= position {
+                    free.push(at);
+                }
+                end > position
+            });
+        }
+        let kept = flat.iter().zip(&ends).filter(|(_, end)| **end == usize::MAX).map(|(&i, _)| i as ValueId).collect();
+        (steps, kept)
     }
 
     /// The position in `pass` of the last step that uses a value computed in it.

@@ -161,6 +161,42 @@ impl<'a> Machine<'a> {
         unsafe { self.lanes.add(at) }
     }
 
+    /// Whether columns go along the axis that flat values are the same along, and there are some.
+    pub(super) fn flat_along_columns(&self) -> bool {
+        let program = &self.bound.code.program;
+        !program.levels[0].flat.is_empty() && program.flat_walks.iter().all(|&walk| self.cursor(walk).cs == 0)
+    }
+
+    /// Computes the flat values.
+    ///
+    /// # Safety
+    /// The tile must be part of the space at the cursors.
+    pub(super) unsafe fn flat(&self, tile: &Tile) {
+        // SAFETY: the caller's promise.
+        unsafe { self.steps(&self.bound.code.program.levels[0].flat, tile) }
+    }
+
+    /// Notes where the flat values of some rows are.
+    pub(super) fn keep_flat(&self) {
+        for (k, &value) in self.bound.code.program.flat_values.iter().enumerate() {
+            // SAFETY: there is a view for each of these behind those of all values.
+            unsafe { self.kept_view(k).write(self.view(value)) };
+        }
+    }
+
+    /// Makes the flat values visible from one of those rows on.
+    pub(super) fn find_flat(&self, row: usize) {
+        for (k, &value) in self.bound.code.program.flat_values.iter().enumerate() {
+            // SAFETY: written by `keep_flat`; the value has that row.
+            let view = unsafe { *self.kept_view(k) };
+            self.set_view(value, View { ptr: view.ptr.wrapping_offset(row as isize * view.rs), ..view });
+        }
+    }
+
+    fn kept_view(&self, k: usize) -> *mut View {
+        self.views.wrapping_add(self.bound.code.values + k)
+    }
+
     /// Computes the folded values of a level. In `tile`, only the axis that is kept counts.
     ///
     /// # Safety

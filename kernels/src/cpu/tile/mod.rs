@@ -12,6 +12,7 @@ mod copy;
 mod exec;
 mod fold;
 mod ops;
+mod sweep;
 #[cfg(test)]
 mod tests;
 
@@ -44,6 +45,8 @@ pub(crate) struct TileCode {
     dtypes: Vec<DType>,
     /// Which operands are read, by bit.
     read: u64,
+    /// Values of the program.
+    values: usize,
     /// Lanes of the buffer of each value that is kept for a whole row.
     kept_lanes: usize,
     /// Byte offsets inside the scratch memory, and its size.
@@ -64,10 +67,11 @@ impl TileCode {
         };
         let read = (0..spec.operands.len()).filter(|&k| reads(k)).fold(0, |bits, k| bits | 1 << k);
         let views_at = (walks * size_of::<exec::Cursor>()).next_multiple_of(64);
-        let lanes_at = (views_at + spec.code.len() * size_of::<ops::View>()).next_multiple_of(64);
+        let views = spec.code.len() + program.flat_values.len();
+        let lanes_at = (views_at + views * size_of::<ops::View>()).next_multiple_of(64);
         let scratch = lanes_at + program.lanes * 4;
         let dtypes = spec.operands.iter().map(|o| o.dtype).collect();
-        Ok(TileCode { program, dtypes, read, kept_lanes: 0, views_at, lanes_at, scratch })
+        Ok(TileCode { program, dtypes, read, values: spec.code.len(), kept_lanes: 0, views_at, lanes_at, scratch })
     }
 
     /// Makes room for `lanes` lanes of each value that is kept from one pass over a row to the next.
