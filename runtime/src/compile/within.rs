@@ -84,11 +84,11 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
 
 /// Other kernels for the same program, that have less in memory at once: each value under one name, all of it made apart; and only
 /// those kernels taken apart that touch more than there is room for.
-fn other_ways(graph: &Graph, all: &Scheduled, room: u64) -> Vec<Vec<Task>> {
+fn other_ways(graph: &Graph, all: &Scheduled, room: u64, may_make_images: bool) -> Vec<Vec<Task>> {
     let touched = touched(&all.dag);
     let apart = unfuse(graph, &all.tasks, &vec![true; all.tasks.len()]);
     let named = alias(graph, &apart);
-    let mut ways: Vec<Vec<Task>> = prologues(graph, &named).into_iter().collect();
+    let mut ways: Vec<Vec<Task>> = may_make_images.then(|| prologues(graph, &named)).flatten().into_iter().collect();
     ways.push(named);
     let chosen: Vec<bool> = touched.iter().map(|&bytes| bytes > room).collect();
     ways.push(unfuse(graph, &all.tasks, &chosen));
@@ -125,7 +125,8 @@ impl Fit<'_> {
     /// A program and other kernels for it, each with the best that is found with this effort, up to one that costs next to nothing.
     fn ways(&self, first: (Scheduled, Plan), options: &Options, guard: u64) -> Result<Vec<(Fitted, (Scheduled, Plan))>> {
         let mut tried = vec![(self.fit(&first, options)?, first)];
-        for tasks in other_ways(self.graph, &tried[0].1.0, self.room) {
+        let may_make_images = matches!(self.target, Target::Cpu(..)) && !self.session.options.stored_images;
+        for tasks in other_ways(self.graph, &tried[0].1.0, self.room, may_make_images) {
             // Who names one value once has fewer values in memory, and maybe fewer kernels; who takes kernels apart has more.
             if tried.iter().any(|(best, _)| best.offsets.height <= self.room && best.again.overhead <= LITTLE) {
                 break;
