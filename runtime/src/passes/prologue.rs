@@ -142,11 +142,14 @@ fn image_of(task: &Task) -> Option<Arg> {
 /// Whether a convolution can make its image as the maker does.
 fn fits(task: &Task, maker: &Task) -> bool {
     let Some(conv) = anchor(task) else { return false };
-    let stored = maker.spec.stores.first().map(|store| &maker.spec.operands[usize::from(store.operand)]);
+    let Some(made) = maker.spec.stores.first().map(|store| &maker.spec.operands[usize::from(store.operand)]) else { return false };
     let space = Dims::from_slice(&[conv.n, conv.ci, conv.hw[0], conv.hw[1]]);
+    // Along an axis of one point there is no step.
+    let steps = made.strides.iter().zip(&conv.a.strides).zip(&space).all(|((made, taken), dim)| made == taken || dim.is(1));
+    let same = steps && (made.dtype, made.offset) == (conv.a.dtype, conv.a.offset);
     // A variable that it assigns it writes while it still makes the image.
     let assigned = assigned(task);
-    let possible = stored == Some(&conv.a) && maker.spec.dims == space && !maker.args.iter().any(|arg| assigned.contains(arg));
+    let possible = same && maker.spec.dims == space && !maker.args.iter().any(|arg| assigned.contains(arg));
     possible && task.args.len() + maker.args.len() - 2 <= MAX_ARGUMENTS
 }
 
