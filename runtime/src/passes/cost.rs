@@ -17,6 +17,8 @@ const PER_FUNCTION: u64 = 24;
 const PER_CONVOLVED: u64 = 2;
 /// Products that writing a sum of products takes the time of: short sums cost more for each of theirs.
 const PER_SUM: u64 = 30;
+/// Output channels that a convolution packs its image for at a time, about.
+const CHANNELS: u64 = 128;
 
 /// How many units a second has, about: with [`PER_BYTE`] of them to a byte, memory moves 10 GB/s.
 pub(crate) const UNITS_PER_SECOND: f64 = 1.2e11;
@@ -43,9 +45,9 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         Body::Sort(_) => PER_INSTRUCTION * u64::from(64 - spec.dims.last().map_or(0, at).leading_zeros()),
         Body::Suppress(_) => PER_INSTRUCTION.saturating_mul(points),
     };
-    // An image made in a prologue is not moved, but its code runs over it.
+    // An image made in a prologue is not moved, but its code runs over it, for each block of output channels.
     let prologue = match &spec.body {
-        Body::Conv2d(Conv2d { prologue: Some(prologue), .. }) => code(prologue, sizes),
+        Body::Conv2d(Conv2d { prologue: Some(prologue), co, .. }) => code(prologue, sizes).saturating_mul(at(co).div_ceil(CHANNELS)),
         _ => 0,
     };
     let arithmetic = points.saturating_mul(per_point).saturating_add(code(spec, sizes)).saturating_add(prologue);
