@@ -7,8 +7,9 @@ use divan::counter::ItemsCount;
 use divan::{Bencher, Divan};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::memory::Memory;
+use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, ConvKind, Matmul, Spec};
+use slabwise_kernels::spec::{Body, ConvKind, Inst, Matmul, Spec, Store};
 
 fn main() {
     Divan::from_args().main();
@@ -139,6 +140,38 @@ fn workspace<const WHICH: usize>(bencher: Bencher, room: u64) {
     }
 }
 
+/// A convolution whose image is made in a prologue, a norm and an activation of what is in memory, and the elements of the arguments.
+fn with_prologue(c: &Convolution) -> (Spec, Vec<usize>) {
+    let (mut spec, [a, b, to]) = c.spec();
+    let Body::Conv2d(body) = &mut spec.body else { unreachable!() };
+    body.prologue = Some(Box::new(norm(&[c.n, c.ci, c.hw, c.hw])));
+    (spec, vec![a, c.ci, c.ci, c.ci, c.ci, b, to])
+}
+
+/// A loop that does with the channels of an image what a norm over the batch and an activation do: of sums of it, its square, a weight and a bias.
+fn norm(image: &[usize; 4]) -> Spec {
+    let mut channel = contiguous(&[image[1]]);
+    channel.strides = [0, 1, 0, 0].iter().map(|&s| Size::fixed(s)).collect();
+    let operands = vec![contiguous(image), channel.clone(), channel.clone(), channel.clone(), channel, contiguous(image)];
+    let op = |op, a, b| Inst::Op(op, [a, b, 0]);
+    let code = vec![
+        Inst::Load(0),
+        Inst::Load(1),
+        op(ScalarOp::Sub, 0, 1),
+        Inst::Load(2),
+        Inst::Const(Value::F32(1e-5)),
+        op(ScalarOp::Add, 3, 4),
+        op(ScalarOp::Rsqrt, 5, 0),
+        Inst::Load(3),
+        op(ScalarOp::Mul, 6, 7),
+        op(ScalarOp::Mul, 2, 8),
+        Inst::Load(4),
+        op(ScalarOp::Add, 9, 10),
+        op(ScalarOp::Relu, 11, 0),
+    ];
+    Spec { body: Body::Loop, dims: dims(image), reduced: 0, operands, indices: vec![], code, stores: vec![Store { value: 12, operand: 5 }] }
+}
+
 /// The convolutions of a residual network whose images may be made in a prologue.
 fn behind_norms() -> Vec<Convolution> {
     let shapes = [(16, 32), (32, 16), (64, 8)];
@@ -154,7 +187,7 @@ fn prologue<const WHICH: usize>(bencher: Bencher, c: Convolution) {
     let (isa, work) = (Isa::detect(), c.work());
     let (spec, sizes) = match WHICH {
         0 => (c.spec().0, c.spec().1.to_vec()),
-        1 => c.with_prologue(),
+        1 => with_prologue(&c),
         _ => {
             let image = [c.n, c.ci, c.hw, c.hw];
             let elements = image.iter().product();

@@ -2,7 +2,6 @@
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Memory, Region};
-use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Dims, Inst, Operand, Spec, Store};
 
@@ -88,37 +87,4 @@ impl Convolution {
         };
         (plain(Body::Conv2d(body), &to), [a, b, to].map(|d| d.iter().product()))
     }
-
-    /// The same with an image made in a prologue, a norm and an activation of what is in memory, and the elements of the arguments.
-    pub fn with_prologue(&self) -> (Spec, Vec<usize>) {
-        let (mut spec, [a, b, to]) = self.spec();
-        let Body::Conv2d(body) = &mut spec.body else { unreachable!() };
-        let image = [self.n, self.ci, self.hw, self.hw];
-        body.prologue = Some(Box::new(norm(&image)));
-        (spec, vec![a, self.ci, self.ci, self.ci, self.ci, b, to])
-    }
-}
-
-/// A loop that does with the channels of an image what a norm over the batch and an activation do: of sums of it, its square, a weight and a bias.
-pub fn norm(image: &[usize; 4]) -> Spec {
-    let mut channel = contiguous(&[image[1]]);
-    channel.strides = [0, 1, 0, 0].iter().map(|&s| Size::fixed(s)).collect();
-    let operands = vec![contiguous(image), channel.clone(), channel.clone(), channel.clone(), channel, contiguous(image)];
-    let op = |op, a, b| Inst::Op(op, [a, b, 0]);
-    let code = vec![
-        Inst::Load(0),
-        Inst::Load(1),
-        op(ScalarOp::Sub, 0, 1),
-        Inst::Load(2),
-        Inst::Const(Value::F32(1e-5)),
-        op(ScalarOp::Add, 3, 4),
-        op(ScalarOp::Rsqrt, 5, 0),
-        Inst::Load(3),
-        op(ScalarOp::Mul, 6, 7),
-        op(ScalarOp::Mul, 2, 8),
-        Inst::Load(4),
-        op(ScalarOp::Add, 9, 10),
-        op(ScalarOp::Relu, 11, 0),
-    ];
-    Spec { body: Body::Loop, dims: dims(image), reduced: 0, operands, indices: vec![], code, stores: vec![Store { value: 12, operand: 5 }] }
 }

@@ -34,7 +34,7 @@ pub(crate) struct Conv2d {
     space: Space,
     /// Whether every channel is a group of its own.
     depthwise: bool,
-    prologue: Option<Prologue>,
+    prologue: Option<Box<Prologue>>,
 }
 
 impl Conv2d {
@@ -64,7 +64,7 @@ impl Conv2d {
             };
             Space { scratch: space.scratch + code.scratch_bytes(), ..space }
         });
-        let prologue = prologue.map(|prologue| prologue.with_room(made(limits)));
+        let prologue = prologue.map(|prologue| Box::new(prologue.with_room(made(limits))));
         if space.right.max(space.left) > i32::MAX as usize {
             return Err(SpecError(format!("a convolution that needs a tile of {} elements", space.right.max(space.left))));
         }

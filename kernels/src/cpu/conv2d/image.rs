@@ -49,7 +49,7 @@ impl<'a> Image<'a> {
     /// The image of a call; `source` is what its first argument is, which counts where there is no prologue.
     pub fn new(call: &Call<'a>, source: Source) -> Self {
         let Call { body, launch, kernel, .. } = *call;
-        let prologue = kernel.prologue.as_ref().zip(body.prologue.as_deref());
+        let prologue = kernel.prologue.as_deref().zip(body.prologue.as_deref());
         let bound = |(prologue, spec): (&'a Prologue, _)| (prologue, bind(&prologue.code, spec, launch, body.sources()));
         Image { source, prologue: prologue.map(bound) }
     }
