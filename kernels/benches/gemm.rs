@@ -140,7 +140,7 @@ fn workspace<const WHICH: usize>(bencher: Bencher, room: u64) {
     }
 }
 
-/// A convolution whose image is made in a prologue, a norm and an activation of what is in memory, and the elements of the arguments.
+/// A convolution with an image made in a prologue, a norm and an activation of what is in memory, and the elements of the arguments.
 fn with_prologue(c: &Convolution) -> (Spec, Vec<usize>) {
     let (mut spec, [a, b, to]) = c.spec();
     let Body::Conv2d(body) = &mut spec.body else { unreachable!() };

@@ -6,7 +6,12 @@
 //! A full value used at a later level than its own *crosses*: it is kept for the whole row. Where nothing is reduced, a value that is
 //! the same along the last axis is *flat*: it is computed once for many rows of tiles, before these.
 
+mod flat;
+
 use smallvec::SmallVec;
+
+pub(super) use flat::Hoisted;
+use flat::flat;
 
 use super::fold::FoldCode;
 use super::ops::OpCode;
@@ -81,8 +86,6 @@ pub(super) struct StoreStep {
 pub(super) struct Level {
     /// Computed once per group of kept points, before the pass.
     pub folded: Vec<Step>,
-    /// Computed before the tiles of some rows, if columns go along the last axis, else for each tile.
-    pub flat: Vec<Step>,
     /// Computed for each tile of the pass.
     pub full: Vec<Step>,
     /// The folds whose accumulators this pass fills.
@@ -95,9 +98,8 @@ pub(super) struct Program {
     pub folds: Vec<Fold>,
     /// Values that never change, and their bits.
     pub constants: Vec<(ValueId, u32)>,
-    /// Flat values that are used in tiles, and what flat values are read from.
-    pub flat_values: Vec<ValueId>,
-    pub flat_walks: Vec<u16>,
+    /// The steps of the only level where columns go along the last axis, if that makes a difference.
+    pub hoisted: Option<Hoisted>,
     /// The level in whose pass full values are stored.
     pub top: usize,
     pub full_stores: Vec<StoreStep>,
@@ -250,23 +252,6 @@ impl Analysis {
     }
 }
 
-/// Which values are flat. Constants are, but take no step.
-fn flat(spec: &Spec) -> Vec<bool> {
-    let axis = (0..spec.dims.len()).rev().find(|&axis| !spec.dims[axis].is(1)).filter(|_| spec.reduced == 0);
-    let mut flat: Vec<bool> = Vec::with_capacity(spec.code.len());
-    for inst in &spec.code {
-        let is_flat = match inst {
-            Inst::Load(k) => axis.is_some_and(|axis| spec.operands[usize::from(*k)].strides[axis].is(0)),
-            Inst::Index(k) => axis.is_some_and(|axis| spec.indices[usize::from(*k)][axis].is(0)),
-            Inst::Const(_) => axis.is_some(),
-            Inst::Op(..) | Inst::Cast(..) => inst.arguments().iter().all(|&a| flat[usize::from(a)]),
-            Inst::Acc | Inst::Uniform { .. } | Inst::Reduce(..) => false,
-        };
-        flat.push(is_flat);
-    }
-    flat
-}
-
 /// The values of a program as they are given places.
 struct Compiler<'a> {
     spec: &'a Spec,
@@ -289,18 +274,14 @@ pub(super) fn compile(spec: &Spec, config: &Config) -> Result<Program, SpecError
     let crossing = compiler.place_kept();
     let (folds, spare) = compiler.folds();
     let depth = compiler.needed().map(|i| compiler.a.level[i]).max().unwrap_or(0) + 1;
-    let mut levels: Vec<Level> = (0..depth).map(|l| compiler.level(l)).collect();
-    let (flat, flat_values) = compiler.flat_steps();
-    let walk = |step: &Step| if let Step::Load { walk, .. } | Step::Index { walk, .. } = step { Some(*walk) } else { None };
-    let flat_walks = flat.iter().filter_map(walk).collect();
-    levels[0].flat = flat;
+    let levels = (0..depth).map(|l| compiler.level(l)).collect();
+    let hoisted = compiler.hoisted();
     let constants = compiler.needed().filter_map(|i| if let Inst::Const(v) = spec.code[i] { Some((i as ValueId, v.bits())) } else { None });
     Ok(Program {
         levels,
         folds,
         constants: constants.collect(),
-        flat_values,
-        flat_walks,
+        hoisted,
         top: compiler.a.top,
         full_stores: compiler.stores(false).collect(),
         folded_stores: compiler.stores(true).collect(),
@@ -364,31 +345,38 @@ impl Compiler<'_> {
     fn level(&mut self, l: usize) -> Level {
         let in_pass = |i: &usize| match &self.spec.code[*i] {
             Inst::Const(_) => false,
-            _ if self.a.flat[*i] => false,
             Inst::Reduce(_, arg) => self.a.level[usize::from(*arg)] == l,
             _ => !self.a.folded[*i] && self.a.level[*i] <= l && l <= self.a.last_level[*i],
         };
         let pass: Vec<usize> = self.needed().filter(in_pass).collect();
-        let mut level = Level::default();
+        let mut level = Level { full: self.pass(l, &pass), ..Level::default() };
+        level.folds = pass.iter().filter(|&&i| self.is_reduce(i)).map(|&i| self.fold_of[i]).collect();
+        let folded = |i: &usize| self.a.folded[*i] && self.a.level[*i] == l && !self.is_constant(*i) && !self.is_reduce(*i);
+        level.folded = self.needed().filter(folded).filter_map(|i| Some(self.step(i, self.places[i]?))).collect();
+        level
+    }
+
+    /// The steps of some values in one pass.
+    fn pass(&mut self, l: usize, pass: &[usize]) -> Vec<Step> {
+        let mut steps = Vec::with_capacity(pass.len());
         // Values of earlier passes hold no registers: all are free.
         let mut free = self.registers.clone();
         let mut live: Vec<(usize, usize)> = Vec::new();
         for (position, &i) in pass.iter().enumerate() {
-            if self.is_reduce(i) {
-                level.full.push(Step::Fold(self.fold_of[i]));
-                level.folds.push(self.fold_of[i]);
+            steps.push(if self.is_reduce(i) {
+                Step::Fold(self.fold_of[i])
             } else if let Some(place) = self.places[i] {
                 let restored = place.crossing && self.a.level[i] < l;
-                level.full.push(if restored { Step::Restore { value: i as ValueId, place } } else { self.step(i, place) });
+                if restored { Step::Restore { value: i as ValueId, place } } else { self.step(i, place) }
             } else {
                 let at = free.pop().unwrap_or_else(|| {
                     let at = self.take(1);
                     self.registers.push(at);
                     at
                 });
-                live.push((at, self.last_use(i, l, &pass)));
-                level.full.push(self.step(i, Place { at, crossing: false }));
-            }
+                live.push((at, self.last_use(i, l, pass)));
+                self.step(i, Place { at, crossing: false })
+            });
             // A result never shares a register with an argument: registers fall free after the step.
             live.retain(|&(at, last)| {
                 if last <= position {
@@ -397,34 +385,7 @@ impl Compiler<'_> {
                 last > position
             });
         }
-        let folded = |i: &usize| self.a.folded[*i] && self.a.level[*i] == l && !self.is_constant(*i) && !self.is_reduce(*i);
-        level.folded = self.needed().filter(folded).filter_map(|i| Some(self.step(i, self.places[i]?))).collect();
-        level
-    }
-
-    /// The steps of flat values, and which of these the tiles use. Those have registers of their own.
-    fn flat_steps(&mut self) -> (Vec<Step>, Vec<ValueId>) {
-        let flat: Vec<usize> = self.needed().filter(|&i| self.a.flat[i] && !self.is_constant(i)).collect();
-        let uses = |i: usize, value: usize| self.a.arguments(self.spec, i).iter().any(|&x| usize::from(x) == value);
-        let in_tiles = |value: usize| {
-            self.needed().any(|i| !self.a.flat[i] && uses(i, value)) || self.spec.stores.iter().any(|s| usize::from(s.value) == value)
-        };
-        let last = |value: usize| flat.iter().rposition(|&i| uses(i, value)).unwrap_or(0);
-        let ends: Vec<usize> = flat.iter().map(|&i| if in_tiles(i) { usize::MAX } else { last(i) }).collect();
-        let (mut free, mut live, mut steps) = (Vec::new(), Vec::new(), Vec::new());
-        for (position, (&i, &end)) in flat.iter().zip(&ends).enumerate() {
-            let at = free.pop().unwrap_or_else(|| self.take(1));
-            live.push((at, end));
-            steps.push(self.step(i, Place { at, crossing: false }));
-            live.retain(|&(at, end)| {
-                if end <= position {
-                    free.push(at);
-                }
-                end > position
-            });
-        }
-        let kept = flat.iter().zip(&ends).filter(|(_, end)| **end == usize::MAX).map(|(&i, _)| i as ValueId).collect();
-        (steps, kept)
+        steps
     }
 
     /// The position in `pass` of the last step that uses a value computed in it.

@@ -1,7 +1,9 @@
 //! Running steps on tiles.
 
+use std::ops::Range;
+
 use super::bind::Bound;
-use super::compile::{Apply, Place, Step, StoreStep};
+use super::compile::{Apply, Hoisted, Place, Step, StoreStep};
 use super::copy::{self, Block};
 use super::ops::{Call, View};
 use super::{MAX_ROWS, VECTOR};
@@ -161,40 +163,37 @@ impl<'a> Machine<'a> {
         unsafe { self.lanes.add(at) }
     }
 
-    /// Whether columns go along the axis that flat values are the same along, and there are some.
-    pub(super) fn flat_along_columns(&self) -> bool {
-        let program = &self.bound.code.program;
-        !program.levels[0].flat.is_empty() && program.flat_walks.iter().all(|&walk| self.cursor(walk).cs == 0)
+    /// The program's steps with those of flat values apart, if columns go along the axis that these are the same along.
+    pub(super) fn hoisted(&self) -> Option<&'a Hoisted> {
+        let along = |hoisted: &&Hoisted| hoisted.walks.iter().all(|&walk| self.cursor(walk).cs == 0);
+        self.bound.code.program.hoisted.as_ref().filter(along)
     }
 
-    /// Computes the flat values.
+    /// Computes flat values for some rows, and notes where they are.
     ///
     /// # Safety
-    /// The tile must be part of the space at the cursors.
-    pub(super) unsafe fn flat(&self, tile: &Tile) {
-        // SAFETY: the caller's promise.
-        unsafe { self.steps(&self.bound.code.program.levels[0].flat, tile) }
-    }
-
-    /// Notes where the flat values of some rows are.
-    pub(super) fn keep_flat(&self) {
-        for (k, &value) in self.bound.code.program.flat_values.iter().enumerate() {
+    /// The rows, at most [`MAX_ROWS`], must be part of the space at the cursors.
+    pub(super) unsafe fn flat(&self, hoisted: &Hoisted, rows: Range<usize>) {
+        // SAFETY: the caller's promise; registers have a lane for each row.
+        unsafe { self.steps(&hoisted.flat, &Tile::new(rows.len(), 1).at(rows.start, 0)) };
+        for (k, &value) in hoisted.values.iter().enumerate() {
             // SAFETY: there is a view for each of these behind those of all values.
-            unsafe { self.kept_view(k).write(self.view(value)) };
+            unsafe { self.views.add(self.bound.code.values + k).write(self.view(value)) };
         }
     }
 
-    /// Makes the flat values visible from one of those rows on.
-    pub(super) fn find_flat(&self, row: usize) {
-        for (k, &value) in self.bound.code.program.flat_values.iter().enumerate() {
-            // SAFETY: written by `keep_flat`; the value has that row.
-            let view = unsafe { *self.kept_view(k) };
+    /// Computes a tile with flat values whose first row is `row` rows behind the first that they were computed for.
+    ///
+    /// # Safety
+    /// As [`Machine::full`]; the tile's rows must be among those.
+    pub(super) unsafe fn beside_flat(&self, hoisted: &Hoisted, row: usize, tile: &Tile) {
+        for (k, &value) in hoisted.values.iter().enumerate() {
+            // SAFETY: written by `flat`.
+            let view = unsafe { *self.views.add(self.bound.code.values + k) };
             self.set_view(value, View { ptr: view.ptr.wrapping_offset(row as isize * view.rs), ..view });
         }
-    }
-
-    fn kept_view(&self, k: usize) -> *mut View {
-        self.views.wrapping_add(self.bound.code.values + k)
+        // SAFETY: the caller's promise.
+        unsafe { self.steps(&hoisted.full, tile) }
     }
 
     /// Computes the folded values of a level. In `tile`, only the axis that is kept counts.

@@ -67,7 +67,7 @@ impl TileCode {
         };
         let read = (0..spec.operands.len()).filter(|&k| reads(k)).fold(0, |bits, k| bits | 1 << k);
         let views_at = (walks * size_of::<exec::Cursor>()).next_multiple_of(64);
-        let views = spec.code.len() + program.flat_values.len();
+        let views = spec.code.len() + program.hoisted.as_ref().map_or(0, |hoisted| hoisted.values.len());
         let lanes_at = (views_at + views * size_of::<ops::View>()).next_multiple_of(64);
         let scratch = lanes_at + program.lanes * 4;
         let dtypes = spec.operands.iter().map(|o| o.dtype).collect();
