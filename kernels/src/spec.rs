@@ -200,7 +200,7 @@ pub struct Conv2d {
 impl Conv2d {
     /// How many arguments come before `b`.
     pub fn sources(&self) -> usize {
-        self.prologue.as_ref().map_or(1, |prologue| prologue.operands.len() - 1)
+        self.prologue.as_ref().map_or(1, |prologue| prologue.operands.len().saturating_sub(1))
     }
 }
 

@@ -11,7 +11,7 @@ use slabwise_planner::{Buffer, Bytes, Options};
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
 use crate::ops::Op;
-use crate::passes::{Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, fuse, legalise, lower, remake, schedule, simplify};
+use crate::passes::{Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, count_prologues, fuse, legalise, lower, remake, schedule, simplify};
 use crate::plan::{Again, FoundBuffer, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
@@ -34,6 +34,9 @@ pub struct CompileOptions {
     pub shapes: Shapes,
     /// Run every kernel on the whole batch, even where a budget could be kept by running some on slices of it.
     pub unsliced: bool,
+    /// Have every image in memory that a convolution takes, even where a budget could be kept by convolutions that make it themselves, a
+    /// norm and an activation of what the convolution before gave.
+    pub stored_images: bool,
     /// Give every kernel the workspace that it is fastest with, even where a budget could be kept with smaller ones.
     pub wide: bool,
     /// Launch every kernel by itself, even where a CUDA device could do several small ones, such as an optimizer's updates, by one
@@ -93,6 +96,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     if let Some(room) = room.map(|room| room.saturating_sub(ahead)).filter(|&room| room < offsets.height) {
         let fitted = within::within(&graph, (scheduled, offsets), room, session, guard)?;
         within::Fitted { scheduled, offsets, again } = fitted;
+        again.prologues = count_prologues(&scheduled.tasks);
     }
     let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
     let landing = session.landing_within(&scheduled, room, offsets.height, ahead);

@@ -25,7 +25,7 @@ pub struct Persistent {
     pub landing: u64,
 }
 
-/// What a budget has a program compute again, or send to the host meanwhile.
+/// What a budget has a program compute again, make where it is taken, or send to the host meanwhile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Again {
     /// The tasks of the plan's dag that run a kernel a second time or more.
@@ -40,6 +40,8 @@ pub struct Again {
     pub floor: u64,
     /// What runs on slices of the batch.
     pub sliced: Option<InSlices>,
+    /// Convolutions of the step that make their image themselves, in a prologue, so that it is nowhere in memory.
+    pub prologues: usize,
 }
 
 /// The kernels that a budget has run on slices of the batch.
@@ -316,8 +318,9 @@ impl fmt::Display for Plan {
         let reuse = o.without_reuse.saturating_sub(without_in_place);
         let in_place = without_in_place.saturating_sub(o.height);
         write!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;
-        let Again { tasks, sent, sliced, overhead, once, .. } = &self.again;
-        let how = [("recompute", tasks.len()), ("offload", sent.len())].map(|(how, count)| (count > 0).then(|| (how, count.to_string())));
+        let Again { tasks, sent, sliced, overhead, once, prologues, .. } = &self.again;
+        let how = [("recompute", tasks.len()), ("prologues", *prologues), ("offload", sent.len())];
+        let how = how.map(|(how, count)| (count > 0).then(|| (how, count.to_string())));
         let slices = sliced.map(|slices| ("slices", slices.to_string()));
         let (ways, counts): (Vec<&str>, Vec<String>) = slices.into_iter().chain(how.into_iter().flatten()).unzip();
         if !ways.is_empty() {

@@ -5,8 +5,8 @@ mod products;
 
 use common::{Case, Choices};
 use products::{Pick, check, check_exact, check_like_cpu, contiguous, plain, small_integers, typed};
-use slabwise_cuda::candidates;
 use slabwise_cuda::emulator::available;
+use slabwise_cuda::{candidates, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -254,4 +254,22 @@ fn wrong_geometry_is_refused() {
     assert!(refused(&|b| b.a.strides.truncate(3)).contains("four axes"));
     let huge = |b: &mut Conv2d| b.ci = Size::fixed(1 << 40);
     assert!(refused(&huge).contains("at most"), "{}", refused(&huge));
+}
+
+#[test]
+fn a_prologue_is_refused() {
+    for kind in [ConvKind::Forward, ConvKind::WeightGrad] {
+        let mut spec = Shape::simple(2, 4, 6, 8, 3, 1).contiguous(kind);
+        let Body::Conv2d(body) = &mut spec.body else { unreachable!() };
+        let dims = [body.n, body.ci, body.hw[0], body.hw[1]].into_iter().collect();
+        let operands = vec![body.a.clone(), body.a.clone()];
+        let (code, stores) = (vec![Inst::Load(0), Inst::Op(ScalarOp::Relu, [0; 3])], vec![Store { value: 1, operand: 1 }]);
+        body.prologue = Some(Box::new(Spec { body: Body::Loop, dims, reduced: 0, operands, indices: vec![], code, stores }));
+        let all = candidates(&spec, &Env::default(), &common::TARGET).map(|_| ());
+        let one = lower(&spec, &Env::default(), &common::TARGET).map(|_| ());
+        for refused in [all, one] {
+            let why = refused.expect_err("there is no such kernel").to_string();
+            assert!(why.contains("a convolution with a prologue"), "{kind:?}: {why}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! What an anchor must be like, whoever runs it.
 
-use super::{Body, Operand, Pool2d, Pool2dGrad, PoolKind, ScatterAdd, Spec, Window};
+use super::{Body, Conv2d, ConvKind, Dims, Inst, MAX_ARGUMENTS, Operand, Pool2d, Pool2dGrad, PoolKind, ScatterAdd, Spec, Window};
 use crate::dtype::DType;
 
 /// Why a spec cannot be prepared. A lowering never makes such a spec; the message is for its author.
@@ -41,7 +41,8 @@ impl Spec {
             _ => Err(SpecError(format!("{what} have one axis, not {rank}"))),
         };
         match &self.body {
-            Body::Loop | Body::Matmul(_) | Body::Conv2d(_) => Ok(()),
+            Body::Loop | Body::Matmul(_) => Ok(()),
+            Body::Conv2d(conv) => conv.prologue.as_deref().map_or(Ok(()), |prologue| self.check_prologue(conv, prologue)),
             Body::Pool2d(pool) => check_pool(pool, rank),
             Body::Pool2dGrad(pool) => check_pool_grad(pool, rank),
             Body::Gather(gather) => {
@@ -68,6 +69,41 @@ impl Spec {
                 check_operand("what stays", &suppress.keep, 1, &[DType::Bool])
             }
         }
+    }
+
+    /// Fails unless a prologue makes its image point by point, and nothing else.
+    fn check_prologue(&self, conv: &Conv2d, prologue: &Spec) -> Result<(), SpecError> {
+        let fail = |what: String| Err(SpecError(format!("a prologue {what}")));
+        if conv.kind == ConvKind::InputGrad {
+            return fail("of an input gradient, which takes no image".into());
+        }
+        if prologue.body != Body::Loop {
+            return fail("with an anchor of its own".into());
+        }
+        let space = Dims::from_slice(&[conv.n, conv.ci, conv.hw[0], conv.hw[1]]);
+        if prologue.dims != space {
+            return fail(format!("over {:?} for an image of {space:?}", prologue.dims));
+        }
+        if prologue.reduced > 0 {
+            return fail(format!("that reduces {} axes", prologue.reduced));
+        }
+        let ([store], Some((made, sources))) = (&prologue.stores[..], prologue.operands.split_last()) else {
+            return fail(format!("with {} stores and {} operands", prologue.stores.len(), prologue.operands.len()));
+        };
+        if usize::from(store.operand) != sources.len() {
+            return fail(format!("that makes operand {} of {}, not the last", store.operand, prologue.operands.len()));
+        }
+        check_operand("the image that a prologue makes", made, space.len(), &[DType::F32])?;
+        let reads = |inst: &Inst| matches!(inst, Inst::Load(k) | Inst::Uniform { state: k, .. } if *k == store.operand);
+        if prologue.code.iter().any(reads) {
+            return fail("that reads what it makes".into());
+        }
+        // The other operand of the convolution is one more.
+        let count = sources.len() + 1 + self.operands.len();
+        if count > MAX_ARGUMENTS {
+            return fail(format!("of a kernel of {count} arguments, of which there may be {MAX_ARGUMENTS}"));
+        }
+        Ok(())
     }
 
     fn check_scatter(&self, scatter: &ScatterAdd) -> Result<(), SpecError> {

@@ -82,29 +82,6 @@ pub(super) fn within(graph: &Graph, all: (Scheduled, Plan), room: u64, session: 
     Ok(best)
 }
 
-/// Other kernels for the same program, that have less in memory at once: each value under one name, all of it made apart; and only
-/// those kernels taken apart that touch more than there is room for.
-fn other_ways(graph: &Graph, target: &Target, all: &Scheduled, room: u64) -> Vec<Vec<Task>> {
-    let touched = touched(&all.dag);
-    let apart = unfuse(graph, target, &all.tasks, &vec![true; all.tasks.len()]);
-    let named = alias(graph, target, &apart);
-    let mut ways: Vec<Vec<Task>> = prologues(graph, &named).into_iter().collect();
-    ways.push(named);
-    let chosen: Vec<bool> = touched.iter().map(|&bytes| bytes > room).collect();
-    ways.push(unfuse(graph, target, &all.tasks, &chosen));
-    // Only values that were made again are named anew or get kernels of their own.
-    let stores = |tasks: &[Task]| tasks.iter().map(|task| task.spec.stores.len()).sum::<usize>();
-    let count = |tasks: &[Task]| (tasks.len(), stores(tasks));
-    let mut known = vec![count(&all.tasks)];
-    ways.retain(|tasks| {
-        !known.contains(&count(tasks)) && {
-            known.push(count(tasks));
-            true
-        }
-    });
-    ways
-}
-
 /// What a program is fitted into.
 struct Fit<'a> {
     graph: &'a Graph,
@@ -122,10 +99,34 @@ impl Fit<'_> {
         (fitted.offsets.height.max(self.room), fitted.again.overhead, fitted.offsets.height)
     }
 
+    /// Other kernels for the same program, that have less in memory at once: each value under one name, all of it made apart, and images
+    /// made by the convolutions that take them; and only those kernels taken apart that touch more than there is room for.
+    fn other_ways(&self, all: &Scheduled) -> Vec<Vec<Task>> {
+        let Fit { graph, target, .. } = *self;
+        let touched = touched(&all.dag);
+        let named = alias(graph, target, &unfuse(graph, target, &all.tasks, &vec![true; all.tasks.len()]));
+        let may_make_images = matches!(target, Target::Cpu(..)) && !self.session.options.stored_images;
+        let mut ways: Vec<Vec<Task>> = may_make_images.then(|| prologues(graph, &named)).flatten().into_iter().collect();
+        ways.push(named);
+        let chosen: Vec<bool> = touched.iter().map(|&bytes| bytes > self.room).collect();
+        ways.push(unfuse(graph, target, &all.tasks, &chosen));
+        // Only values that were made again are named anew or get kernels of their own.
+        let stores = |tasks: &[Task]| tasks.iter().map(|task| task.spec.stores.len()).sum::<usize>();
+        let count = |tasks: &[Task]| (tasks.len(), stores(tasks));
+        let mut known = vec![count(&all.tasks)];
+        ways.retain(|tasks| {
+            !known.contains(&count(tasks)) && {
+                known.push(count(tasks));
+                true
+            }
+        });
+        ways
+    }
+
     /// A program and other kernels for it, each with the best that is found with this effort, up to one that costs next to nothing.
     fn ways(&self, first: (Scheduled, Plan), options: &Options, guard: u64) -> Result<Vec<(Fitted, (Scheduled, Plan))>> {
         let mut tried = vec![(self.fit(&first, options)?, first)];
-        for tasks in other_ways(self.graph, self.target, &tried[0].1.0, self.room) {
+        for tasks in self.other_ways(&tried[0].1.0) {
             // Who names one value once has fewer values in memory, and maybe fewer kernels; who takes kernels apart has more.
             if tried.iter().any(|(best, _)| best.offsets.height <= self.room && best.again.overhead <= LITTLE) {
                 break;

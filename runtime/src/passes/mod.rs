@@ -25,7 +25,7 @@ pub(crate) use cost::UNITS_PER_SECOND;
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
 pub use layout::legalise;
 pub use lower::{Arg, Task, lower};
-pub(crate) use prologue::prologues;
+pub(crate) use prologue::{count_prologues, prologues};
 pub(crate) use rejoin::rejoin;
 pub use remake::{REMADE_MIN, remake};
 pub use schedule::{Scheduled, schedule};

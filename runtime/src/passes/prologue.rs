@@ -5,12 +5,12 @@
 //! epilogue. The image is then nowhere in memory, neither on the way forward nor for the gradient of the weight, and its bytes need
 //! not fit into a budget. It is made once for each kernel that takes it rather than once, so nothing is gained where there is room.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use slabwise_kernels::spec::{Access, Body, Conv2d, ConvKind, Dims, Inst, MAX_ARGUMENTS, Operand, Spec};
 
 use super::lower::{Arg, Task};
-use super::rerun::kept;
+use super::rerun::{assigned, kept};
 use super::stores::argument;
 use crate::graph::Graph;
 use crate::ops::NodeId;
@@ -19,69 +19,105 @@ use crate::ops::NodeId;
 const SOURCES_MAX: usize = 1;
 
 /// Tasks that do what these do, where convolutions make images that only they take: each is made by one task, by itself and point by
-/// point. `None` if there is no such image. Every bit stays as it was.
+/// point. `None` if there is no such image. Every bit stays as it was. Only the CPU has kernels for it.
 pub(crate) fn prologues(graph: &Graph, tasks: &[Task]) -> Option<Vec<Task>> {
-    let made = made_for_convolutions(graph, tasks);
-    if made.is_empty() {
+    let makers = makers(graph, tasks);
+    if makers.is_empty() {
         return None;
     }
-    let mut number: Vec<Vec<usize>> = Vec::with_capacity(tasks.len());
-    let mut out: Vec<Task> = Vec::with_capacity(tasks.len() - made.len());
-    let makers: HashMap<usize, NodeId> = made.iter().map(|(&node, &maker)| (maker, node)).collect();
-    let image = |task: &Task| match task.args.first() {
-        Some(Arg::Buffer(node)) if anchor(task).is_some() => made.get(node).copied(),
-        _ => None,
-    };
-    // Who waits for a maker waits for all that do its work.
-    let takers = |maker: usize| tasks.iter().enumerate().filter(move |(_, task)| image(task) == Some(maker)).map(|(at, _)| at);
-    for (at, task) in tasks.iter().enumerate() {
-        if makers.contains_key(&at) {
-            number.push(Vec::new());
-            continue;
-        }
-        number.push(vec![out.len()]);
-        out.push(match image(task) {
-            Some(maker) => with_prologue(task, &tasks[maker]),
-            None => task.clone(),
-        });
+    // For each old task the new ones that do its work: who waits for a maker waits for all that take its image.
+    let mut names: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
+    (0..tasks.len()).filter(|at| !makers.contains_key(at)).enumerate().for_each(|(new, at)| names[at].push(new));
+    for (&maker, takers) in &makers {
+        names[maker] = takers.iter().map(|&at| names[at][0]).collect();
     }
-    for &maker in makers.keys() {
-        number[maker] = takers(maker).flat_map(|at| number[at].clone()).collect();
-    }
-    for (at, task) in out.iter_mut().enumerate() {
-        let mut after: Vec<usize> = task.after.iter().flat_map(|&old| number[old].iter().copied()).filter(|&new| new != at).collect();
-        after.sort_unstable();
-        after.dedup();
-        task.after = after;
+    let made_by: HashMap<usize, usize> = makers.iter().flat_map(|(&maker, takers)| takers.iter().map(move |&at| (at, maker))).collect();
+    let mut out: Vec<Task> = Vec::with_capacity(tasks.len() - makers.len());
+    for (at, task) in tasks.iter().enumerate().filter(|(at, _)| !makers.contains_key(at)) {
+        let mut new = made_by.get(&at).map_or_else(|| task.clone(), |&maker| with_prologue(task, &tasks[maker]));
+        new.after = new.after.iter().flat_map(|&old| names[old].iter().copied()).filter(|&before| before != out.len()).collect();
+        new.after.sort_unstable();
+        new.after.dedup();
+        out.push(new);
     }
     Some(out)
 }
 
-/// Images that only convolutions take, each with the task that makes it.
-fn made_for_convolutions(graph: &Graph, tasks: &[Task]) -> HashMap<NodeId, usize> {
+/// The number of kernels that make an image themselves.
+pub(crate) fn count_prologues(tasks: &[Task]) -> usize {
+    tasks.iter().filter(|task| matches!(&task.spec.body, Body::Conv2d(conv) if conv.prologue.is_some())).count()
+}
+
+/// The tasks that make images which only convolutions take, each with those that do.
+fn makers(graph: &Graph, tasks: &[Task]) -> BTreeMap<usize, Vec<usize>> {
     let kept = kept(graph);
-    let mut made: HashMap<NodeId, usize> = HashMap::new();
+    let mut made: BTreeMap<NodeId, usize> = BTreeMap::new();
+    let mut takers: HashMap<NodeId, Vec<usize>> = HashMap::new();
     let mut others: HashSet<NodeId> = HashSet::new();
     for (at, task) in tasks.iter().enumerate() {
         let own = image_of(task);
         for (k, (arg, (_, _, access))) in task.args.iter().zip(task.spec.arguments()).enumerate() {
             let &Arg::Buffer(node) = arg else { continue };
-            let taken = access == Access::Read && k == 0 && anchor(task).is_some();
             let makes = access == Access::Write && own == Some(*arg) && !kept.contains(arg) && !graph.outputs.contains(&node);
-            if !taken && !(makes && made.insert(node, at).is_none()) {
+            if access == Access::Read && k == 0 && anchor(task).is_some() {
+                takers.entry(node).or_default().push(at);
+            } else if !(makes && made.insert(node, at).is_none()) {
                 others.insert(node);
             }
         }
     }
-    made.retain(|node, _| !others.contains(node));
-    // All that take it take it as it is made.
-    for task in tasks {
-        let (Some(Arg::Buffer(node)), Some(conv)) = (task.args.first(), anchor(task)) else { continue };
-        if made.get(node).is_some_and(|&maker| !fits(task, conv, &tasks[maker])) {
-            made.remove(node);
+    let mut next = followers(tasks);
+    let mut makers = BTreeMap::new();
+    for (node, maker) in made {
+        let Some(takers) = takers.remove(&node).filter(|_| !others.contains(&node)) else { continue };
+        let part = |at: usize| graph.origin(tasks[at].node).part;
+        let possible = takers.iter().all(|&at| fits(&tasks[at], &tasks[maker]) && part(at) == part(maker));
+        if !possible {
+            continue;
+        }
+        // Who has to wait until the maker has read, a variable's update for one, has to wait for the takers then. None may need it first.
+        let waiting: Vec<usize> = (0..tasks.len()).filter(|&at| tasks[at].after.contains(&maker) && !takers.contains(&at)).collect();
+        if reaches(&next, &waiting, &takers) {
+            continue;
+        }
+        takers.iter().for_each(|&at| next[at].extend(&waiting));
+        makers.insert(maker, takers);
+    }
+    makers
+}
+
+/// For each task those that come after it.
+fn followers(tasks: &[Task]) -> Vec<Vec<usize>> {
+    let mut writers: HashMap<NodeId, Vec<usize>> = HashMap::new();
+    let mut readers: Vec<(NodeId, usize)> = Vec::new();
+    for (at, task) in tasks.iter().enumerate() {
+        for (arg, (_, _, access)) in task.args.iter().zip(task.spec.arguments()) {
+            let &Arg::Buffer(node) = arg else { continue };
+            if access == Access::Read { readers.push((node, at)) } else { writers.entry(node).or_default().push(at) }
         }
     }
-    made
+    let mut next: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
+    for (node, reader) in readers {
+        writers.get(&node).into_iter().flatten().filter(|&&writer| writer != reader).for_each(|&writer| next[writer].push(reader));
+    }
+    for (at, task) in tasks.iter().enumerate() {
+        task.after.iter().for_each(|&before| next[before].push(at));
+    }
+    next
+}
+
+/// Whether one of `to` is one of `from` or comes after one.
+fn reaches(next: &[Vec<usize>], from: &[usize], to: &[usize]) -> bool {
+    let (mut seen, mut stack) = (vec![false; next.len()], from.to_vec());
+    while let Some(at) = stack.pop() {
+        if to.contains(&at) {
+            return true;
+        }
+        if !std::mem::replace(&mut seen[at], true) {
+            stack.extend(&next[at]);
+        }
+    }
+    false
 }
 
 /// The convolution of a task that can make its image itself.
@@ -104,10 +140,17 @@ fn image_of(task: &Task) -> Option<Arg> {
 }
 
 /// Whether a convolution can make its image as the maker does.
-fn fits(task: &Task, conv: &Conv2d, maker: &Task) -> bool {
-    let stored = maker.spec.stores.first().map(|store| &maker.spec.operands[usize::from(store.operand)]);
+fn fits(task: &Task, maker: &Task) -> bool {
+    let Some(conv) = anchor(task) else { return false };
+    let Some(made) = maker.spec.stores.first().map(|store| &maker.spec.operands[usize::from(store.operand)]) else { return false };
     let space = Dims::from_slice(&[conv.n, conv.ci, conv.hw[0], conv.hw[1]]);
-    stored == Some(&conv.a) && maker.spec.dims == space && task.args.len() + maker.args.len() < MAX_ARGUMENTS
+    // Along an axis of one point there is no step.
+    let steps = made.strides.iter().zip(&conv.a.strides).zip(&space).all(|((made, taken), dim)| made == taken || dim.is(1));
+    let same = steps && (made.dtype, made.offset) == (conv.a.dtype, conv.a.offset);
+    // A variable that it assigns it writes while it still makes the image.
+    let assigned = assigned(task);
+    let possible = same && maker.spec.dims == space && !maker.args.iter().any(|arg| assigned.contains(arg));
+    possible && task.args.len() + maker.args.len() - 2 <= MAX_ARGUMENTS
 }
 
 /// The convolution with its image made in a prologue.
@@ -116,6 +159,7 @@ fn with_prologue(task: &Task, maker: &Task) -> Task {
     let (prologue, sources) = stored_last(maker);
     task.in_place.retain(|(from, _)| !sources.contains(&Arg::Buffer(*from)));
     task.args.splice(..1, sources);
+    task.after.extend(&maker.after);
     if let Body::Conv2d(conv) = &mut task.spec.body {
         conv.prologue = Some(Box::new(prologue));
     }

@@ -20,6 +20,9 @@ const MULTIPLIER: i64 = 4;
 
 /// The problems that together fill the result, and the kernels that compute them directly, if there are such.
 pub fn problems(spec: &Spec, body: &Conv2d, bounds: &Env) -> Result<(Vec<Problem>, Option<Vec<Kernel>>), SpecError> {
+    if body.prologue.is_some() {
+        return Err(SpecError("a convolution with a prologue, which CUDA has no kernel for".into()));
+    }
     let conv = Conv::new(spec, body, bounds)?;
     let problems = match body.kind {
         ConvKind::Forward => vec![conv.forward()?],

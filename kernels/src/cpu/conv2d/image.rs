@@ -8,8 +8,7 @@ use super::Call;
 use super::tile::{Axis, Part, Shape, Source, fill};
 use crate::cpu::tile::{Bound, TileCode};
 use crate::cpu::{Config, Launch, SpecError};
-use crate::dtype::DType;
-use crate::spec::{self, Body, ConvKind, Dims, MAX_ARGUMENTS, Spec, check_operand};
+use crate::spec::{self, MAX_ARGUMENTS, Spec};
 
 /// Elements of a line of the cache, which the interpreter's memory begins with.
 const LINE: usize = 16;
@@ -23,27 +22,10 @@ pub(super) struct Prologue {
 }
 
 impl Prologue {
-    /// The prologue of a convolution, if it has one; it must be a loop over the image that makes it point by point.
+    /// The prologue of a convolution, if it has one; [`Spec::check_anchor`] has accepted it.
     pub fn new(body: &spec::Conv2d, config: &Config) -> Result<Option<Prologue>, SpecError> {
-        let Some(spec) = body.prologue.as_deref() else { return Ok(None) };
-        let fail = |what: String| Err(SpecError(format!("a prologue {what}")));
-        if body.kind == ConvKind::InputGrad {
-            return fail("of an input gradient".into());
-        }
-        let space = Dims::from_slice(&[body.n, body.ci, body.hw[0], body.hw[1]]);
-        if spec.body != Body::Loop || spec.reduced > 0 || spec.dims != space {
-            return fail(format!("over {:?} for an image of {space:?}", spec.dims));
-        }
-        let last = spec.operands.len().wrapping_sub(1);
-        match (&spec.stores[..], spec.operands.last()) {
-            ([store], Some(made)) if usize::from(store.operand) == last => check_operand("the image", made, 4, &[DType::F32])?,
-            _ => return fail(format!("with {} stores", spec.stores.len())),
-        }
-        let code = TileCode::new(spec, config)?;
-        if code.reads(last) {
-            return fail("that reads what it makes".into());
-        }
-        Ok(Some(Prologue { code, room: 0, made: 0 }))
+        let code = body.prologue.as_deref().map(|spec| TileCode::new(spec, config)).transpose()?;
+        Ok(code.map(|code| Prologue { code, room: 0, made: 0 }))
     }
 
     /// Elements of a worker's memory to make so many elements of the image in at a time, the interpreter's memory included.

@@ -85,11 +85,6 @@ impl TileCode {
         self.scratch.next_multiple_of(64)
     }
 
-    /// Whether an operand is read.
-    pub fn reads(&self, operand: usize) -> bool {
-        self.read >> operand & 1 == 1
-    }
-
     /// Resolves the code's strides for one launch. The code's operands are the last ones of `launch.args`.
     pub fn bind<'a>(&'a self, spec: &'a Spec, launch: &Launch<'a>) -> Bound<'a> {
         let order: [usize; MAX_AXES] = std::array::from_fn(|i| i);

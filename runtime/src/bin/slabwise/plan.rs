@@ -115,6 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
         "persistent_bytes": persistent.weights + persistent.state,
         "host_bytes": plan.host_bytes(),
         "kernels": plan.kernels(),
+        "prologues": plan.again().prologues,
         "compile_s": plan.compile_seconds(),
         "peak": peak,
         "buffers": buffers,

@@ -1,6 +1,8 @@
 //! Convolutions and both gradients against sums in double precision straight from the definition.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod prologue;
 
 use common::*;
 use slabwise_kernels::scalar::ScalarOp;
