@@ -197,7 +197,7 @@ fn a_state_that_an_image_is_made_with_moves_after_its_last_reader() {
 /// Kernels of a part that wait for those of the part before wait even if they do the work of one that did.
 #[test]
 fn parts_of_a_batch_follow_one_another() {
-    let found = same_within(&[85, 75, 65, 55, 45], Form::Parts, quick());
+    let found = same_within(&[75], Form::Parts, quick());
     assert!(!found.is_empty());
     for within in found {
         let dag = within.program.plan().dag();
