@@ -35,6 +35,8 @@ struct Piece {
     bytes: u64,
     /// Bytes that would have to be moved.
     live: u64,
+    /// Whose work the bytes are ordered by.
+    stream: Stream,
 }
 
 /// The pool's parts that moving touches.
@@ -55,6 +57,28 @@ impl Ground<'_> {
         heads.into_iter().map(|(_, row)| row).collect()
     }
 
+    /// The stream whose copy of a block is ordered behind all that is done there, and before all that will be; `None` if the block
+    /// cannot be moved. What several streams are at work on in a page is ordered by none of them.
+    fn owner(&self, block: &Block) -> Option<Stream> {
+        if !matches!(block.state, State::Live | State::Page) || block.pins > 0 {
+            return None;
+        }
+        if block.state == State::Live {
+            return Some(block.stream);
+        }
+        let (mut at, mut owner) = (block.page, None);
+        while at != NONE {
+            let inside = &self.table[at];
+            let counts = inside.state == State::Live || !self.streams.is_done(inside);
+            if counts && owner.is_some_and(|owner| owner != inside.stream) {
+                return None;
+            }
+            owner = owner.or(counts.then_some(inside.stream));
+            at = inside.after;
+        }
+        owner.or(Some(block.stream))
+    }
+
     /// The pieces of an arena, and where it is cut by what cannot be moved: runs of pieces.
     fn runs(&self, stream: Stream) -> Vec<Vec<Piece>> {
         let mut runs = vec![Vec::new()];
@@ -63,14 +87,12 @@ impl Ground<'_> {
             while at != NONE {
                 let block = &self.table[at];
                 let free = block.state == State::Free && self.streams.may_use(stream, block);
-                let moves = matches!(block.state, State::Live | State::Page) && block.pins == 0;
-                if free || moves {
-                    let live = if free { 0 } else { block.bytes };
-                    if let Some(run) = runs.last_mut() {
-                        run.push(Piece { row: at, bytes: block.bytes, live });
+                let owner = if free { Some(block.stream) } else { self.owner(block) };
+                match (owner, runs.last_mut()) {
+                    (Some(stream), Some(run)) => {
+                        run.push(Piece { row: at, bytes: block.bytes, live: if free { 0 } else { block.bytes }, stream });
                     }
-                } else {
-                    runs.push(Vec::new());
+                    _ => runs.push(Vec::new()),
                 }
                 at = block.after;
             }
@@ -107,7 +129,7 @@ impl Ground<'_> {
     fn empty(&mut self, window: &[Piece], free: &[(u64, u32)], stream: Stream) -> Option<Vec<Move>> {
         let mut blocks: Vec<Piece> = window.iter().copied().filter(|p| p.live > 0).collect();
         blocks.sort_by_key(|p| (std::cmp::Reverse(p.bytes), p.row));
-        let alike = blocks.iter().all(|p| self.table[p.row].stream == stream);
+        let alike = blocks.iter().all(|p| p.stream == stream);
         let mut holes: BTreeMap<(u64, u32), u64> = free
             .iter()
             .filter(|(_, row)| window.iter().all(|p| p.row != *row))
@@ -135,9 +157,8 @@ impl Ground<'_> {
             let from = self.table[block.row].region();
             self.table.exchange(block.row, place);
             self.rebase(block.row);
-            let owner = self.table[block.row].stream;
-            moves.push(Move { row: block.row, from, to: self.table[block.row].region(), stream: owner });
-            left.push((place, owner));
+            moves.push(Move { row: block.row, from, to: self.table[block.row].region(), stream: block.stream });
+            left.push((place, block.stream));
         }
         for (row, owner) in left {
             (self.table[row].stream, self.table[row].sequence) = (owner, self.streams.submit(owner));

@@ -123,6 +123,36 @@ fn a_checkerboard_on_host_memory_keeps_its_bytes() {
     assert!(pool.statistics().defrag_bytes > 0);
 }
 
+/// What a stream does in a page of small blocks is ordered before a copy of the page only if the copy is that stream's own.
+#[test]
+fn pages_of_several_streams_stay_where_they_are() {
+    for (freed, alone) in [(false, false), (true, false), (false, true)] {
+        let device = FakeDevice::new(2 * MIB);
+        [S0, S1].iter().for_each(|stream| device.hold(*stream));
+        let pool = open(&MemoryConfig { preallocate: Some(true), ..whole(Policy::Tlsf) });
+        let on = |stream, bytes| pool.allocate(&mut &device, bytes, stream, TagId::default()).expect("room");
+        // One page, and pieces of its size, of which those behind the first and the second are free.
+        let first = on(if alone { S1 } else { S0 }, 100);
+        let second = on(S1, 100);
+        let pieces: Vec<Handle> = (0..31).map(|_| on(S0, 64 * KIB)).collect();
+        let work = pool.submit(S1);
+        let places = [first, second].map(|handle| pool.region(handle).expect("in use"));
+        [0, 2].iter().for_each(|&k| give(&pool, &device, pieces[k]));
+        if freed {
+            give(&pool, &device, second);
+        }
+        let large = pool.region(on(S0, 128 * KIB)).expect("in use");
+        assert_eq!(pool.statistics().defrags, 1);
+        if alone {
+            // The page moves with its stream's work, for which the requester waits.
+            assert!(pool.region(second) != Ok(places[1]) && (&mut &device).completed(S1) > work);
+        } else {
+            assert_eq!(pool.region(first), Ok(places[0]));
+            assert!(!places.iter().any(|place| place.overlaps(&large)), "{large:?} where a stream is at work");
+        }
+    }
+}
+
 #[test]
 fn pinned_blocks_stay_and_the_bill_says_so() {
     let device = FakeDevice::new(8 * MIB).with_bytes();
