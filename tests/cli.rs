@@ -44,7 +44,7 @@ fn assert_keys(value: &Value, expected: &str) {
 }
 
 const PLAN: &str =
-    "model batch slab_bytes lower_bound_bytes without_reuse_bytes persistent_bytes kernels compile_s peak buffers host_bytes";
+    "model batch slab_bytes lower_bound_bytes without_reuse_bytes persistent_bytes prologues kernels compile_s peak buffers host_bytes";
 const COMPARE: &str = "no_reuse_bytes dynamic_bytes planned_without_inplace_bytes planned_bytes measured_bytes lower_bound_bytes \
                        policies step_ms_dynamic step_ms_planned";
 const POLICIES: &str = "tlsf bfc naive round unpooled platform async vmm";
