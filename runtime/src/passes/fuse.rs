@@ -145,7 +145,7 @@ impl Builder<'_> {
     fn visit(&mut self, id: NodeId) {
         if !self.is_partial_sum(id)
             && let Some((cluster, axes)) = self.joinable(id)
-            && !(self.adds_product(id) && self.is_no_epilogue(cluster))
+            && (!self.adds_product(id) || self.can_be_epilogue(cluster))
             && self.join(id, cluster, axes)
         {
             return;
@@ -164,10 +164,10 @@ impl Builder<'_> {
         self.options.epilogues && added_product(self.graph, &self.edges, &self.users, sum).is_some()
     }
 
-    /// Whether a kernel cannot become the epilogue of another product.
-    fn is_no_epilogue(&self, cluster: usize) -> bool {
+    /// Whether a kernel can become the epilogue of another product.
+    fn can_be_epilogue(&self, cluster: usize) -> bool {
         let c = &self.list[cluster];
-        c.anchor.is_some() || c.reduced.contains(&true)
+        c.anchor.is_none() && !c.reduced.contains(&true)
     }
 
     /// The kernel that the node may join, and its axes there: the one that has all its uses, made of several if need be; else
@@ -356,8 +356,7 @@ impl Builder<'_> {
         let bodied = has_body(&node.op);
         let mapped: SmallVec<[u8; 6]> = axes.iter().flatten().copied().collect();
         let in_order = mapped.windows(2).all(|w| w[0] < w[1]);
-        if !bodied || !self.options.epilogues || c.anchor.is_some() || c.reduced.contains(&true) || !in_order || !covers(c, &axes, |_| true)
-        {
+        if !bodied || !self.options.epilogues || !self.can_be_epilogue(cluster) || !in_order || !covers(c, &axes, |_| true) {
             return false;
         }
         // The anchor's own axes, those of length 1 included, become the space.

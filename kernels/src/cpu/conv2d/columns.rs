@@ -382,7 +382,7 @@ impl Product for Columns<'_> {
         unsafe {
             self.table(channels.len(), shape.channel as isize, tap_offset, steps.cast_mut(), Some(starts));
             let end = to.add(self.call.kernel.space.right);
-            self.image.fill(&sizes.axes, wanted, &part, &shape, self.tile(to, block).cast_mut(), self.call.kernel.micro.fill, end);
+            self.image.fill(wanted, &part, &shape, self.tile(to, block).cast_mut(), end);
         }
     }
 

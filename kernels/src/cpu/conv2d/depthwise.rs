@@ -109,7 +109,7 @@ unsafe fn convolve(product: &Columns, channels: Range<usize>, strip: usize, slot
         product.table(1, 0, |[row, column]| shape.tap(axes, row, column) as isize, steps, Some(starts));
         // (Which kernel element a step is: its weight's offset may not fit in the table.)
         product.table(1, 0, |[row, column]| (row * axes[1].taps + column) as isize, weight_steps, None);
-        product.image.fill(axes, channels.clone(), &part, &shape, tile, micro.fill, tile);
+        product.image.fill(channels.clone(), &part, &shape, tile, tile);
         let count = *starts.add(phases(axes)) as usize;
         for (c, channel) in channels.enumerate() {
             let (at, [.., row, column]) = product.weight(channel);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::Call;
-use super::tile::{Axis, Part, Shape, Source, fill};
+use super::tile::{Part, Shape, Source, fill};
 use crate::cpu::tile::{Bound, TileCode};
 use crate::cpu::{Config, Launch, SpecError};
 use crate::spec::{self, MAX_ARGUMENTS, Spec};
@@ -41,17 +41,18 @@ impl Prologue {
 
 /// The image of one run.
 pub(super) struct Image<'a> {
+    call: &'a Call<'a>,
     source: Source,
     prologue: Option<(&'a Prologue, Bound<'a>)>,
 }
 
 impl<'a> Image<'a> {
     /// The image of a call; `source` is what its first argument is, which counts where there is no prologue.
-    pub fn new(call: &Call<'a>, source: Source) -> Self {
+    pub fn new(call: &'a Call<'a>, source: Source) -> Self {
         let Call { body, launch, kernel, .. } = *call;
         let prologue = kernel.prologue.as_deref().zip(body.prologue.as_deref());
         let bound = |(prologue, spec): (&'a Prologue, _)| (prologue, bind(&prologue.code, spec, launch, body.sources()));
-        Image { source, prologue: prologue.map(bound) }
+        Image { call, source, prologue: prologue.map(bound) }
     }
 
     /// [`fill`] from this image. `end`: of the buffer that the tile lies in, whose last elements are the room of a prologue, from a line
@@ -59,17 +60,8 @@ impl<'a> Image<'a> {
     ///
     /// # Safety
     /// As [`fill`]; of an image that is made, the arguments that it is made of may be read.
-    #[allow(clippy::too_many_arguments)] // those of `fill`
-    pub unsafe fn fill(
-        &self,
-        axes: &[Axis; 2],
-        channels: Range<usize>,
-        part: &Part,
-        shape: &Shape,
-        to: *mut f32,
-        lines: crate::cpu::gemm::pack::Fill,
-        end: *mut f32,
-    ) {
+    pub unsafe fn fill(&self, channels: Range<usize>, part: &Part, shape: &Shape, to: *mut f32, end: *mut f32) {
+        let (axes, lines) = (&self.call.sizes.axes, self.call.kernel.micro.fill);
         let Some((prologue, code)) = &self.prologue else {
             // SAFETY: the caller's promise.
             return unsafe { fill(&self.source, axes, channels, part, shape, to, lines) };

@@ -224,7 +224,7 @@ impl Product for WeightGrad<'_> {
             let first = group * sizes.source;
             let tile = to.add(self.tables());
             let (channels, end) = (first + channels.start..first + channels.end, to.add(self.call.kernel.space.left));
-            self.image.fill(&sizes.axes, channels, &part, &shape, tile, self.call.kernel.micro.fill, end);
+            self.image.fill(channels, &part, &shape, tile, end);
         }
     }
 

@@ -2,11 +2,8 @@
 
 use super::{CHUNK, Loop};
 use crate::cpu::Launch;
-use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, VECTOR};
+use crate::cpu::tile::{AXES, Along, Bound, MAX_ROWS, Machine, TILE, VECTOR};
 use crate::spec::Spec;
-
-/// Most rows of a strip.
-const ROWS: usize = 64;
 
 impl Loop {
     /// # Safety
@@ -33,9 +30,9 @@ impl Loop {
         // Tall tiles where memory is transposed: it is read in runs of several cache lines, and written in whole ones.
         let tall = dims[row] > 1 && bound.walks().iter().any(|w| transposes(w.strides[col], w.strides[row]));
         let wide = dims[col].min(if tall { VECTOR } else { TILE });
-        // Strips of rows that share what is the same along them; a long row is several.
-        let long = dims[col].min(CHUNK / wide * wide);
-        let high = (CHUNK / long).clamp(1, ROWS).min(dims[row]);
+        // Strips of rows that share what is the same along them; a long row is several. Tall tiles need all rows that there may be.
+        let high = if tall { MAX_ROWS } else { (CHUNK / dims[col]).clamp(1, MAX_ROWS) }.min(dims[row]);
+        let long = dims[col].min((CHUNK / high / wide).max(1) * wide);
         let (across, down) = (dims[col].div_ceil(long), dims[row].div_ceil(high));
         let strips = dims[..row].iter().product::<usize>() * down * across;
         let per_chunk = (CHUNK / (long * high)).max(1);

@@ -29,8 +29,8 @@ use compile::Program;
 pub(crate) const TILE: usize = 1024;
 /// Lanes that operations work on together on every instruction set: rows in registers are padded to a multiple of it.
 pub(crate) const VECTOR: usize = 16;
-/// Most rows of a tile.
-const MAX_ROWS: usize = TILE / VECTOR;
+/// Most rows of a tile, and of tiles that share what is the same along them.
+pub(crate) const MAX_ROWS: usize = TILE / VECTOR;
 /// Most axes of a spec.
 pub(crate) const MAX_AXES: usize = 8;
 /// Axes of a launch: one more, so that a space without rows or columns can be given them.
