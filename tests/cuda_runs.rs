@@ -297,7 +297,12 @@ int nvrtcCreateProgram(void** p, const char* s, const char* n, int h, const char
 int nvrtcCompileProgram(void* p, int n, const char* const* options) { return 6; }
 int nvrtcGetProgramLogSize(void* p, size_t* bytes) { *bytes = sizeof log_text; return 0; }
 int nvrtcGetProgramLog(void* p, char* to) { memcpy(to, log_text, sizeof log_text); return 0; }
+int nvrtcGetCUBINSize(void* p, size_t* bytes) { *bytes = 0; return 0; }
+int nvrtcGetCUBIN(void* p, char* to) { return 0; }
 int nvrtcDestroyProgram(void** p) { return 0; }
+const char* nvrtcGetErrorString(int status) { return "NVRTC_ERROR"; }
+int nvrtcGetNumSupportedArchs(int* count) { *count = 1; return 0; }
+int nvrtcGetSupportedArchs(int* to) { *to = 90; return 0; }
 "#;
 
 #[cfg(feature = "cli")]

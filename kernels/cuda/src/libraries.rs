@@ -146,7 +146,8 @@ struct Surroundings<'a> {
 
 impl Surroundings<'_> {
     fn of_this_process() -> Self {
-        const ROOTS: &[&str] = &["/usr/local/cuda", "/opt/cuda", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"];
+        const ROOTS: &[&str] =
+            &["/usr/local/cuda", "/opt/cuda", "/usr/local/nvidia", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"];
         Surroundings { variable: &|name| std::env::var_os(name), python: &python_packages, roots: ROOTS }
     }
 

@@ -84,8 +84,7 @@ impl Gpu {
         let name = crate::device::Device::Cuda(ordinal).to_string();
         let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
         check_pages(&device, &name, config)?;
-        let graphs = switch("SLABWISE_CUDA_GRAPHS")?;
-        let tunes = switch("SLABWISE_AUTOTUNE")?;
+        let Switches { graphs, tunes } = Switches::of_process()?;
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
         let (saved, untold) = (Mutex::default(), Mutex::default());
         Ok(Gpu { device, name, running, saved, untold, graphs, ordinal, tunes, published: None, placing: false })
@@ -455,12 +454,31 @@ fn check_pages(device: &Device, name: &str, config: &MemoryConfig) -> Result<()>
     }
 }
 
+/// What variables of the environment turn off for sessions on CUDA devices.
+pub(crate) struct Switches {
+    /// `SLABWISE_CUDA_GRAPHS`: whether runs are recorded as graphs.
+    graphs: bool,
+    /// `SLABWISE_AUTOTUNE`: whether products are timed.
+    tunes: bool,
+}
+
+impl Switches {
+    /// What the process's environment says.
+    ///
+    /// # Errors
+    /// If a variable is neither 0 nor 1.
+    pub fn of_process() -> Result<Switches> {
+        Ok(Switches { graphs: switch("SLABWISE_CUDA_GRAPHS")?, tunes: switch("SLABWISE_AUTOTUNE")? })
+    }
+}
+
 /// A variable of the environment that is 0 or 1, 1 by default.
 fn switch(name: &str) -> Result<bool> {
-    match std::env::var(name).as_deref() {
-        Err(_) | Ok("1") => Ok(true),
-        Ok("0") => Ok(false),
-        Ok(other) => Err(Error::Value(format!("{name} is {other:?}; it is 0 or 1"))),
+    let Some(text) = std::env::var_os(name) else { return Ok(true) };
+    match text.to_str().map(str::trim) {
+        Some("1") => Ok(true),
+        Some("0") => Ok(false),
+        _ => Err(Error::Value(format!("{name} is {text:?}; it is 0 or 1"))),
     }
 }
 

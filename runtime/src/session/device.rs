@@ -1,4 +1,4 @@
-//! Runs on a CUDA device: a program's kernels loaded once, a run recorded as a graph for its sizes and done again.
+//! Runs on a CUDA device: a program's kernels loaded once, a run whose sizes come again recorded as a graph and done again.
 
 use slabwise_cuda::Lowered;
 use slabwise_kernels::memory::Region;
@@ -69,6 +69,9 @@ impl Session {
         key.extend((0..inner.inputs.len()).map(own));
         if gpu.replay(loaded, &key)? {
             return Ok(true);
+        }
+        if !loaded.program.comes_again(&key) {
+            return Ok(false);
         }
         let host = host.unwrap_or_default();
         let whole = |b: usize| {
