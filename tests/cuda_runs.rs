@@ -299,6 +299,8 @@ int nvrtcGetProgramLogSize(void* p, size_t* bytes) { *bytes = sizeof log_text; r
 int nvrtcGetProgramLog(void* p, char* to) { memcpy(to, log_text, sizeof log_text); return 0; }
 int nvrtcGetCUBINSize(void* p, size_t* bytes) { *bytes = 0; return 0; }
 int nvrtcGetCUBIN(void* p, char* to) { return 0; }
+int nvrtcGetPTXSize(void* p, size_t* bytes) { *bytes = 0; return 0; }
+int nvrtcGetPTX(void* p, char* to) { return 0; }
 int nvrtcDestroyProgram(void** p) { return 0; }
 const char* nvrtcGetErrorString(int status) { return "NVRTC_ERROR"; }
 int nvrtcGetNumSupportedArchs(int* count) { *count = 1; return 0; }

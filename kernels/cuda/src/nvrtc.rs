@@ -149,6 +149,19 @@ fn nearest(sm: u32, known: &[u32]) -> Option<u32> {
 /// # Errors
 /// If there is no compiler, or it refuses the source; then the source has been saved.
 pub fn compile(program: &Program) -> Result<Cubin, Error> {
+    let handle = compiled(program)?;
+    Ok(Cubin { image: handle.image()?, usage: usages(&handle.log()?) })
+}
+
+/// What the compiler makes of a program before it assembles it, for reading: PTX.
+///
+/// # Errors
+/// As [`compile`].
+pub fn ptx(program: &Program) -> Result<String, Error> {
+    compiled(program)?.ptx()
+}
+
+fn compiled(program: &Program) -> Result<Handle, Error> {
     let calls = Calls::bound()?;
     let failed = |call| move |e: std::ffi::NulError| Error::Failed { call, code: e.to_string() };
     let source = CString::new(program.source.as_str()).map_err(failed("nvrtcCreateProgram"))?;
@@ -162,12 +175,11 @@ pub fn compile(program: &Program) -> Result<Cubin, Error> {
     let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
     // SAFETY: the program was created, and the texts end in 0 and outlive the call.
     let compiled = unsafe { (calls.compile)(handle.raw, pointers.len() as c_int, pointers.as_ptr()) };
-    let log = handle.log()?;
     if compiled == calls::REFUSED {
-        return Err(Error::Refused { sm: program.sm, source_file: save(&program.source), log });
+        return Err(Error::Refused { sm: program.sm, source_file: save(&program.source), log: handle.log()? });
     }
     calls.check("nvrtcCompileProgram", compiled)?;
-    Ok(Cubin { image: handle.image()?, usage: usages(&log) })
+    Ok(handle)
 }
 
 /// A program of the compiler.
@@ -178,24 +190,32 @@ struct Handle {
 
 impl Handle {
     fn log(&self) -> Result<String, Error> {
-        let mut bytes = 0;
-        // SAFETY: the program was created, and the count is valid for writing.
-        self.calls.check("nvrtcGetProgramLogSize", unsafe { (self.calls.log_bytes)(self.raw, &mut bytes) })?;
-        let mut log = vec![0u8; bytes];
-        // SAFETY: the log is as long as the compiler said.
-        self.calls.check("nvrtcGetProgramLog", unsafe { (self.calls.log)(self.raw, log.as_mut_ptr().cast()) })?;
-        Ok(CStr::from_bytes_until_nul(&log).map(|l| l.to_string_lossy().into_owned()).unwrap_or_default())
+        self.bytes("nvrtcGetProgramLog", self.calls.log_bytes, self.calls.log).map(text)
+    }
+
+    fn ptx(&self) -> Result<String, Error> {
+        self.bytes("nvrtcGetPTX", self.calls.ptx_bytes, self.calls.ptx).map(text)
     }
 
     fn image(&self) -> Result<Vec<u8>, Error> {
-        let mut bytes = 0;
-        // SAFETY: the program was compiled, and the count is valid for writing.
-        self.calls.check("nvrtcGetCUBINSize", unsafe { (self.calls.cubin_bytes)(self.raw, &mut bytes) })?;
-        let mut image = vec![0u8; bytes];
-        // SAFETY: the image is as long as the compiler said.
-        self.calls.check("nvrtcGetCUBIN", unsafe { (self.calls.cubin)(self.raw, image.as_mut_ptr().cast()) })?;
-        Ok(image)
+        self.bytes("nvrtcGetCUBIN", self.calls.cubin_bytes, self.calls.cubin)
     }
+
+    /// What a call of this name writes, after another has said how much that is.
+    fn bytes(&self, call: &'static str, count: calls::Count, write: calls::Write) -> Result<Vec<u8>, Error> {
+        let mut bytes = 0;
+        // SAFETY: the program was created, and the count is valid for writing.
+        self.calls.check(call, unsafe { count(self.raw, &mut bytes) })?;
+        let mut written = vec![0u8; bytes];
+        // SAFETY: there is as much room as the compiler said.
+        self.calls.check(call, unsafe { write(self.raw, written.as_mut_ptr().cast()) })?;
+        Ok(written)
+    }
+}
+
+/// A text that ends in 0.
+fn text(bytes: Vec<u8>) -> String {
+    CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 impl Drop for Handle {

@@ -18,6 +18,12 @@ pub(super) const REFUSED: Status = 6;
 /// A program of the compiler.
 pub(super) type Raw = *mut c_void;
 
+/// Says how many bytes something of a program has.
+pub(super) type Count = unsafe extern "C" fn(Raw, *mut usize) -> Status;
+
+/// Writes them.
+pub(super) type Write = unsafe extern "C" fn(Raw, *mut c_char) -> Status;
+
 /// The calls that are made. They may be made at any time, from any thread.
 pub(super) struct Calls {
     version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
@@ -26,10 +32,12 @@ pub(super) struct Calls {
     architectures: unsafe extern "C" fn(*mut c_int) -> Status,
     pub create: unsafe extern "C" fn(*mut Raw, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> Status,
     pub compile: unsafe extern "C" fn(Raw, c_int, *const *const c_char) -> Status,
-    pub log_bytes: unsafe extern "C" fn(Raw, *mut usize) -> Status,
-    pub log: unsafe extern "C" fn(Raw, *mut c_char) -> Status,
-    pub cubin_bytes: unsafe extern "C" fn(Raw, *mut usize) -> Status,
-    pub cubin: unsafe extern "C" fn(Raw, *mut c_char) -> Status,
+    pub log_bytes: Count,
+    pub log: Write,
+    pub cubin_bytes: Count,
+    pub cubin: Write,
+    pub ptx_bytes: Count,
+    pub ptx: Write,
     pub destroy: unsafe extern "C" fn(*mut Raw) -> Status,
 }
 
@@ -65,6 +73,8 @@ impl Calls {
             log: call!(b"nvrtcGetProgramLog\0"),
             cubin_bytes: call!(b"nvrtcGetCUBINSize\0"),
             cubin: call!(b"nvrtcGetCUBIN\0"),
+            ptx_bytes: call!(b"nvrtcGetPTXSize\0"),
+            ptx: call!(b"nvrtcGetPTX\0"),
             destroy: call!(b"nvrtcDestroyProgram\0"),
         };
         // It stays open for the rest of the process.
