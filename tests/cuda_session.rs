@@ -44,14 +44,34 @@ fn assert_close(got: &[f32], expected: &[f32]) {
 #[test]
 fn a_perceptron_trains_as_on_the_cpu() {
     let Some(driver) = FakeDriver::install() else { return };
-    // Sizes change and come back: a graph is recorded for each.
-    let batches = [8, 8, 3, 8, 3, 8];
+    // Sizes change and come back: a graph is recorded for those that do.
+    let batches = [8, 8, 3, 8, 3, 8, 5, 7];
     let (expected, ..) = losses(Device::Cpu, Model::Mlp, OptimizerKind::Adam, &batches);
     let recorded = driver.get("captures");
     let (got, run, slab) = losses(Device::Cuda(0), Model::Mlp, OptimizerKind::Adam, &batches);
     assert_close(&got, &expected);
     assert_eq!(driver.get("captures") - recorded, 2);
     assert_eq!(run.peak_slab_bytes, slab, "the planned peak is what kernels are given");
+}
+
+#[test]
+fn lengths_that_never_come_again_are_not_recorded() {
+    let Some(driver) = FakeDriver::install() else { return };
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (Dim::bounded("rows", 40), 3));
+    let mut session = session(Device::Cuda(0), Params::seeded(0));
+    let program = session.compile(&trace, [x * 2.0]).expect("it compiles");
+    let mut run = |rows: usize| {
+        let [y] = session.run(&program, (&ArrayD::<f32>::ones(vec![rows, 3]),)).expect("a run");
+        assert!(y.shape() == [rows, 3] && y.view::<f32>().expect("f32").iter().all(|y| *y == 2.0), "{rows} rows");
+    };
+    let counts = || (driver.get("captures"), driver.get("replays"));
+    let (captures, replays) = counts();
+    // More lengths than are remembered, round and round; and one of no rows.
+    (0..3).for_each(|_| (0..12).for_each(&mut run));
+    assert_eq!(counts(), (captures, replays));
+    (0..4).for_each(|_| run(40));
+    assert_eq!(counts(), (captures + 1, replays + 3));
 }
 
 #[test]
