@@ -10,7 +10,7 @@ use slabwise_planner::{Buffer, Bytes, Options};
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
-use crate::ops::Op;
+use crate::ops::{NodeId, Op};
 use crate::passes::{Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, count_prologues, fuse, legalise, lower, remake, schedule, simplify};
 use crate::plan::{Again, Clock, FoundBuffer, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
@@ -152,9 +152,10 @@ pub(crate) fn link(session: &mut Session, laid: Laid) -> Result<Compiled> {
 /// What of a program the plan has no place for, and why.
 fn found_buffers(graph: &Graph, scheduled: &Scheduled) -> Vec<FoundBuffer> {
     let symbols = &graph.symbols;
+    let finders = graph.ids().filter_map(|id| if let Op::Bind { symbol } = graph.node(id).op { Some((symbol, id)) } else { None });
+    let finders: Vec<(Symbol, NodeId)> = finders.collect();
     let finder = |s: Symbol| {
-        let id = graph.ids().find(|id| graph.node(*id).op == Op::Bind { symbol: s })?;
-        let location = graph.origin(id).location;
+        let location = graph.origin(finders.iter().find(|(symbol, _)| *symbol == s)?.1).location;
         Some(format!("{}:{}", location.file(), location.line()))
     };
     let nodes = scheduled.nodes.iter().zip(&scheduled.dag.buffers).filter(|(id, _)| symbols.any_found(&graph.node(**id).dims));

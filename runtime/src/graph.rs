@@ -203,9 +203,11 @@ impl Graph {
         self.kept.push(id);
     }
 
-    /// Whether a value is asked for or never made again.
-    pub fn is_pinned(&self, id: NodeId) -> bool {
-        self.outputs.contains(&id) || self.kept.contains(&id)
+    /// For each node whether its value is asked for or never made again.
+    pub fn pinned(&self) -> Vec<bool> {
+        let mut pinned = vec![false; self.nodes.len()];
+        self.outputs.iter().chain(&self.kept).for_each(|id| pinned[id.at()] = true);
+        pinned
     }
 
     /// The nodes that must run: outputs, effects and what they need.
@@ -314,6 +316,22 @@ impl Graph {
                 "label = {n:?} shape = box"
             ))
         )
+    }
+}
+
+/// For each node of a graph that grows, the one that its views look at: itself if it is no view.
+#[derive(Debug, Default)]
+pub(crate) struct Bases(Vec<NodeId>);
+
+impl Bases {
+    /// The node that lies below a node's views, of nodes that stay in the graph.
+    pub fn of(&mut self, graph: &Graph, id: NodeId) -> NodeId {
+        for at in self.0.len()..=id.at() {
+            let node = &graph.nodes[at];
+            let base = if node.op.is_view() { self.0[node.inputs[0].at()] } else { NodeId(at as u32) };
+            self.0.push(base);
+        }
+        self.0[id.at()]
     }
 }
 
