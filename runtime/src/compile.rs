@@ -208,3 +208,6 @@ fn debug_verify(graph: &Graph) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -149,17 +149,7 @@ impl Plan {
         again: Again,
         clock: Clock,
     ) -> Self {
-        Plan {
-            name: name.into(),
-            device,
-            bounds,
-            dag,
-            offsets,
-            persistent,
-            again,
-            clock,
-            found: Vec::new(),
-        }
+        Plan { name: name.into(), device, bounds, dag, offsets, persistent, again, clock, found: Vec::new() }
     }
 
     pub(crate) fn finding(mut self, found: Vec<FoundBuffer>) -> Self {

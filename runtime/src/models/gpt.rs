@@ -23,9 +23,6 @@ pub struct Gpt {
 }
 
 impl Gpt {
-    /// The longest sequence of a model that is read from a name: attention over more places takes too many kernels.
-    pub(super) const LENGTH_MAX: usize = 1 << 14;
-
     /// 4 blocks of width 256, 128 tokens of 1024 kinds: 3,716,608 weights.
     pub const SMALL: Gpt = Gpt { layers: 4, width: 256, heads: 4, length: 128, vocabulary: 1024, tied: false };
     /// GPT-2: 12 blocks of width 768, 1024 tokens of 50257 kinds: 124,439,808 weights.

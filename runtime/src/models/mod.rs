@@ -438,7 +438,8 @@ mod tests {
                 "gpt:width=64,,layers=2: a size is missing; there are layers, width, heads, length, vocabulary, tied, as in gpt:layers=4",
             ),
             ("mlp:", "mlp:: a size is missing; there are inputs, hidden1, hidden2, classes, as in mlp:inputs=784"),
-            ("gpt:length=1000000", "gpt: length is \"1000000\", not a number from 1 to 16384"),
+            ("gpt:length=1000000", "gpt: length is \"1000000\", not a number from 1 to 65536"),
+            ("gpt:layers=1000,length=1000", "gpt: 1000 layers over a length of 1000 are more than 262144 places"),
             ("lstm:length=99999999999999999999", "lstm: length is \"99999999999999999999\", not a number from 1 to 10000"),
             ("lstm:length=5000,layers=3", "lstm: a length of 5000 and 3 layers make 15000 steps, more than 10000"),
             ("cnn:size=30", "cnn: a size of 30 is not halved twice"),
@@ -471,7 +472,7 @@ mod tests {
                 let network = model.build(&params);
                 let session = Session::new(crate::Device::Cpu, params).unwrap();
                 let planned = network.plan_training(&session, 1u32, model.optimizer());
-                assert!(!matches!(planned, Err(Error::Internal(_))), "{model}: {planned:?}");
+                assert!(!matches!(planned, Err(Error::Internal(_))), "{model}: {:?}", planned.err());
             }
         }
     }

@@ -10,8 +10,10 @@ use crate::params::Scope;
 /// Most sizes of one model.
 const KEYS_MAX: usize = 8;
 
-/// Most steps that an unrolled model is written down with. What a program of so many costs to compile is seconds.
+/// Most steps that an unrolled model is written down with, and most places of a transformer in all its layers: a program of so many is
+/// compiled in seconds.
 const UNROLLED_MAX: usize = 10_000;
+const PLACES_MAX: usize = 1 << 18;
 
 type Values = [usize; KEYS_MAX];
 
@@ -75,7 +77,7 @@ const fn gpt_keys(g: &Gpt) -> [Key; 6] {
         key("layers", g.layers, 1000),
         key("width", g.width, WIDTH_MAX),
         key("heads", g.heads, WIDTH_MAX),
-        key("length", g.length, Gpt::LENGTH_MAX),
+        key("length", g.length, PLACES_MAX / 4),
         key("vocabulary", g.vocabulary, CLASSES_MAX),
         flag("tied", g.tied),
     ]
@@ -115,8 +117,11 @@ const GPT: Row = Row {
     classes: |v| gpt(v).vocabulary,
     layers: |v, at| Box::new(gpt(v).layers(at)),
     fault: |v| {
-        let Gpt { width, heads, .. } = gpt(v);
-        (!width.is_multiple_of(heads)).then(|| format!("a width of {width} does not divide into {heads} heads"))
+        let Gpt { width, heads, layers, length, .. } = gpt(v);
+        if !width.is_multiple_of(heads) {
+            return Some(format!("a width of {width} does not divide into {heads} heads"));
+        }
+        (layers * length > PLACES_MAX).then(|| format!("{layers} layers over a length of {length} are more than {PLACES_MAX} places"))
     },
 };
 
@@ -137,7 +142,12 @@ const fn resnet(name: &'static str, keys: &'static [Key], layers: fn(&Values, &S
 const TABLE: &[Row] = &[
     Row {
         name: "mlp",
-        keys: &[key("inputs", 784, CLASSES_MAX), key("hidden1", 512, WIDTH_MAX), key("hidden2", 256, WIDTH_MAX), key("classes", 10, WIDTH_MAX)],
+        keys: &[
+            key("inputs", 784, CLASSES_MAX),
+            key("hidden1", 512, WIDTH_MAX),
+            key("hidden2", 256, WIDTH_MAX),
+            key("classes", 10, WIDTH_MAX),
+        ],
         labelled: Labelled::Example,
         optimizer: OptimizerKind::Sgd,
         example: |v| vec![v[0]],
@@ -199,7 +209,12 @@ const TABLE: &[Row] = &[
     ),
     Row {
         name: "mobilenetv2",
-        keys: &[key("size", 224, PIXELS_MAX), key("classes", 1000, CLASSES_MAX), key("stem", 32, CHANNELS_MAX), key("last", 1280, WIDTH_MAX)],
+        keys: &[
+            key("size", 224, PIXELS_MAX),
+            key("classes", 1000, CLASSES_MAX),
+            key("stem", 32, CHANNELS_MAX),
+            key("last", 1280, WIDTH_MAX),
+        ],
         labelled: Labelled::Example,
         optimizer: OptimizerKind::Sgd,
         example: |&[size, ..]| vec![3, size, size],
@@ -269,7 +284,12 @@ const TABLE: &[Row] = &[
     },
     Row {
         name: "ode",
-        keys: &[key("width", 16, WIDTH_MAX), key("hidden", 64, WIDTH_MAX), key("steps", 20, UNROLLED_MAX / 4), key("classes", 10, WIDTH_MAX)],
+        keys: &[
+            key("width", 16, WIDTH_MAX),
+            key("hidden", 64, WIDTH_MAX),
+            key("steps", 20, UNROLLED_MAX / 4),
+            key("classes", 10, WIDTH_MAX),
+        ],
         labelled: Labelled::Example,
         optimizer: OptimizerKind::Adam,
         example: |&[width, ..]| vec![width],
@@ -307,7 +327,12 @@ impl Sizes {
         let mut given = [false; KEYS_MAX];
         for setting in text.split(',').map(str::trim) {
             if setting.is_empty() {
-                return refuse(format!(":{text}: a size is missing; there are {}, as in {name}:{}={}", known(), keys[0].name, keys[0].usual));
+                return refuse(format!(
+                    ":{text}: a size is missing; there are {}, as in {name}:{}={}",
+                    known(),
+                    keys[0].name,
+                    keys[0].usual
+                ));
             }
             let (key, value) = setting.split_once('=').map_or((setting, ""), |(key, value)| (key.trim(), value.trim()));
             let Some(at) = keys.iter().position(|known| known.name == key) else {
@@ -360,7 +385,11 @@ impl fmt::Display for Sizes {
         let mut mark = ':';
         for (key, &value) in self.row().keys.iter().zip(&self.values).filter(|(key, value)| key.usual != **value) {
             write!(f, "{mark}{}=", key.name)?;
-            if key.flag { write!(f, "{}", value == 1)? } else { write!(f, "{value}")? }
+            if key.flag {
+                write!(f, "{}", value == 1)?
+            } else {
+                write!(f, "{value}")?
+            }
             mark = ',';
         }
         Ok(())

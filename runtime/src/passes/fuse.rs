@@ -23,9 +23,9 @@ use super::sequence::Sequence;
 use super::stages::{Stage, stages};
 use crate::graph::{Graph, Node};
 use crate::ops::{NodeId, Op};
-pub(super) use clusters::{Edge, Links};
 use clusters::Place;
 pub use clusters::{Cluster, Clusters};
+pub(super) use clusters::{Edge, Links};
 pub(super) use inline::wide;
 use inline::{inline_nodes, recomputed};
 

@@ -127,6 +127,8 @@ impl Sequence {
             let (vertex, list) = (vertices[side], &mut lists[side]);
             ways.each(vertex, side == 1, &mut |other| {
                 *steps += 1;
+                #[cfg(test)]
+                crate::graph::count_a_look();
                 if other == ends[1 - side] {
                     met |= !(joined && vertex == ends[side]);
                 } else if other != ends[side] && between.contains(&labels[other as usize]) {
@@ -182,6 +184,112 @@ impl Sequence {
             if at == end {
                 break;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Edges as they were added, and for each vertex the one that it was joined to.
+    #[derive(Default)]
+    struct Edges {
+        of: Vec<Vec<u32>>,
+        to: Vec<u32>,
+    }
+
+    impl Edges {
+        fn root(&self, mut v: u32) -> u32 {
+            while self.to[v as usize] != v {
+                v = self.to[v as usize];
+            }
+            v
+        }
+
+        fn leads(&self, from: u32, to: u32, direct: bool) -> bool {
+            let mut seen = vec![false; self.of.len()];
+            let mut stack = vec![from];
+            while let Some(v) = stack.pop() {
+                let mut others = Vec::new();
+                self.each(v, false, &mut |other| others.push(other));
+                for other in others.into_iter().filter(|other| *other != v && (direct || (v, *other) != (from, to))) {
+                    if other == to {
+                        return true;
+                    }
+                    if !std::mem::replace(&mut seen[other as usize], true) {
+                        stack.push(other);
+                    }
+                }
+            }
+            false
+        }
+    }
+
+    impl Ways for Edges {
+        fn degree(&self, _: u32, _: bool) -> usize {
+            1
+        }
+
+        fn each(&self, vertex: u32, backward: bool, visit: &mut dyn FnMut(u32)) {
+            for (from, list) in self.of.iter().enumerate() {
+                for &to in list {
+                    let (own, other) = if backward { (to, from as u32) } else { (from as u32, to) };
+                    if self.root(own) == vertex {
+                        visit(self.root(other));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn answers_and_order_are_those_of_a_walk_over_random_edges_and_joins() {
+        let mut state = 1u64;
+        let mut draw = |n: u32| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((state >> 33) % u64::from(n)) as u32
+        };
+        for _ in 0..200 {
+            let n = 3 + draw(12);
+            let mut edges = Edges { of: vec![Vec::new(); n as usize], to: (0..n).collect() };
+            let mut order = Sequence::of(0..n);
+            for _ in 0..40 {
+                let (a, b) = (edges.root(draw(n)), edges.root(draw(n)));
+                assert_eq!(order.leads(&edges, a, b), a != b && edges.leads(a, b, true));
+                if a == b {
+                    continue;
+                }
+                if draw(4) == 0 && !edges.leads(a, b, false) && !edges.leads(b, a, false) {
+                    let kept = order.join(&edges, a, b);
+                    edges.to[(a + b - kept) as usize] = kept;
+                } else {
+                    let circle = edges.leads(b, a, true);
+                    assert_eq!(order.connect(&edges, a, b), !circle);
+                    if !circle {
+                        edges.of[a as usize].push(b);
+                    }
+                }
+                for (from, list) in edges.of.iter().enumerate() {
+                    for &to in list {
+                        let (from, to) = (edges.root(from as u32), edges.root(to));
+                        assert!(from == to || order.labels[from as usize] < order.labels[to as usize]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Always between the same two: the gap is used up again and again.
+    #[test]
+    fn places_are_found_where_there_is_no_gap_left() {
+        let n = 300;
+        let mut edges = Edges { of: vec![Vec::new(); n as usize], to: (0..n).collect() };
+        let mut order = Sequence::of(0..n);
+        for at in (1..n).rev().step_by(2) {
+            assert!(order.connect(&edges, at, 0));
+            edges.of[at as usize].push(0);
+            assert!(order.labels[at as usize] < order.labels[0]);
         }
     }
 }

@@ -81,7 +81,7 @@ impl FromStr for Subject {
             "gemm" => Ok(Subject::Gemm),
             "chain" => Ok(Subject::Chain),
             "compile" => Ok(Subject::Compile),
-            _ if Model::ALL.iter().any(|model| name.split(':').next() == Some(model.name())) => Model::parse(name).map(Subject::Model),
+            _ if name.contains(':') => Model::parse(name).map(Subject::Model),
             _ => Model::parse(name).map(Subject::Model).map_err(|e| Error::Value(format!("{e}, and gemm, chain, compile"))),
         }
     }
@@ -89,7 +89,8 @@ impl FromStr for Subject {
 
 pub fn run(args: &Args) -> Result<()> {
     if args.models.is_empty() == matches!(args.what, Subject::Compile) {
-        return Err(Error::Value("models follow `bench compile`, at least one, and nothing else, as in `bench compile lstm gpt`".into()));
+        let usage = "models follow `bench compile`, at least one, and nothing else, as in `bench compile lstm gpt`\n";
+        clap::Error::raw(clap::error::ErrorKind::MissingRequiredArgument, usage).exit();
     }
     let report = match args.what {
         Subject::Compile => return compile::run(args),
