@@ -165,6 +165,8 @@ pub struct GraphError {
 impl Graph {
     /// The node of an id.
     pub fn node(&self, id: NodeId) -> &Node {
+        #[cfg(test)]
+        count_a_look();
         &self.nodes[id.at()]
     }
 
@@ -203,9 +205,11 @@ impl Graph {
         self.kept.push(id);
     }
 
-    /// Whether a value is asked for or never made again.
-    pub fn is_pinned(&self, id: NodeId) -> bool {
-        self.outputs.contains(&id) || self.kept.contains(&id)
+    /// For each node whether its value is asked for or never made again.
+    pub fn pinned(&self) -> Vec<bool> {
+        let mut pinned = vec![false; self.nodes.len()];
+        self.outputs.iter().chain(&self.kept).for_each(|id| pinned[id.at()] = true);
+        pinned
     }
 
     /// The nodes that must run: outputs, effects and what they need.
@@ -314,6 +318,33 @@ impl Graph {
                 "label = {n:?} shape = box"
             ))
         )
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has looked at nodes and edges: what tests measure the work of the compiler by.
+    pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+pub(crate) fn count_a_look() {
+    LOOKS.set(LOOKS.get() + 1);
+}
+
+/// For each node of a graph that grows, the one that its views look at: itself if it is no view.
+#[derive(Debug, Default)]
+pub(crate) struct Bases(Vec<NodeId>);
+
+impl Bases {
+    /// The node that lies below a node's views, of nodes that stay in the graph.
+    pub fn of(&mut self, graph: &Graph, id: NodeId) -> NodeId {
+        for at in self.0.len()..=id.at() {
+            let node = &graph.nodes[at];
+            let base = if node.op.is_view() { self.0[node.inputs[0].at()] } else { NodeId(at as u32) };
+            self.0.push(base);
+        }
+        self.0[id.at()]
     }
 }
 

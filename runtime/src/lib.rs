@@ -43,7 +43,7 @@ pub use fit::Fit;
 pub use memory::budget::Budget;
 pub use memory::offload::Offload;
 pub use params::{Init, Param, Params, Scope};
-pub use plan::{Again, FoundBuffer, InSlices, Persistent, Plan, Sent};
+pub use plan::{Again, CompileStage, FoundBuffer, InSlices, Persistent, Plan, Sent};
 pub use program::Program;
 pub use session::{RunStats, Session};
 pub use shape::{Dim, Shape};

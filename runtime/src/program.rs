@@ -5,6 +5,7 @@ mod ledger;
 
 use std::sync::{Arc, OnceLock};
 
+use rustc_hash::FxHashMap;
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
@@ -18,7 +19,7 @@ use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, Origin};
 use crate::memory::{Tag, TagId};
-use crate::ops::Op;
+use crate::ops::{NodeId, Op};
 use crate::passes::{Arg, Scheduled, Stretch};
 use crate::plan::Plan;
 use crate::shape::{Extent, Symbols};
@@ -216,6 +217,11 @@ impl Compiled {
                 }
             })
             .collect();
+        let (mut begins, mut ends) = (vec![Vec::new(); offsets.order.len()], vec![Vec::new(); offsets.order.len()]);
+        for (b, lifetime) in offsets.lifetimes.iter().enumerate() {
+            begins.get_mut(lifetime.start as usize).into_iter().for_each(|list| list.push(b));
+            ends.get_mut(lifetime.end.saturating_sub(1) as usize).into_iter().for_each(|list| list.push(b));
+        }
         let mut steps = Vec::with_capacity(dag.tasks.len());
         for (step, &id) in offsets.order.iter().enumerate() {
             let place = |(at, arg): (usize, &Arg)| match arg {
@@ -243,9 +249,6 @@ impl Compiled {
                 (&Op::Bind { symbol }, Body::CheckIndex(check)) => Some(Binds { symbol, offset: check.index.offset }),
                 _ => None,
             });
-            let at = |when: fn(&Lifetime) -> u64| -> Vec<usize> {
-                (0..buffers.len()).filter(|&b| when(&offsets.lifetimes[b]) as usize == step).collect()
-            };
             steps.push(Step {
                 workspace: Planned { offset: offsets.workspace_offsets[id.index()], bytes: workspace },
                 work,
@@ -253,12 +256,21 @@ impl Compiled {
                 slice: sliced.as_ref().and_then(|sliced| sliced.tasks[task?]),
                 name: dag.tasks[id.index()].name.clone(),
                 origin: graph.origin(node).clone(),
-                ends: at(|l| l.end.saturating_sub(1)),
-                begins: at(|l| l.start),
+                ends: std::mem::take(&mut ends[step]),
+                begins: std::mem::take(&mut begins[step]),
                 binds,
             });
         }
-        let buffer_of = |wanted: &Op| nodes.iter().position(|n| graph.node(*n).op == *wanted);
+        let mut buffer_of = vec![None; graph.inputs.len()];
+        let mut last_of: FxHashMap<NodeId, usize> = FxHashMap::default();
+        for (b, id) in nodes.iter().enumerate() {
+            if let Op::Input(i) = graph.node(*id).op {
+                buffer_of[i as usize].get_or_insert(b);
+            }
+            if dag.buffers[b].live_out {
+                last_of.entry(*id).or_insert(b);
+            }
+        }
         let inputs = graph
             .inputs
             .iter()
@@ -267,17 +279,14 @@ impl Compiled {
                 name: info.name,
                 dtype: info.dtype,
                 dims: info.dims.clone(),
-                buffer: buffer_of(&Op::Input(i as u32)),
+                buffer: buffer_of[i],
                 donated_to: info.donated_to,
             })
             .collect();
         let outputs = graph
             .outputs
             .iter()
-            .map(|o| {
-                let last = (0..nodes.len()).find(|&b| nodes[b] == *o && dag.buffers[b].live_out);
-                last.ok_or_else(|| Error::Internal("an output has no buffer".into()))
-            })
+            .map(|o| last_of.get(o).copied().ok_or_else(|| Error::Internal("an output has no buffer".into())))
             .collect::<Result<_>>()?;
         let finds = buffers.iter().any(|b| b.found);
         // Memory checks fill what the plan leaves free.

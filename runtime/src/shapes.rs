@@ -195,7 +195,7 @@ impl Session {
         let started = Instant::now();
         if graph.symbols.free().next().is_none() {
             let laid = lay_out(self, name, graph, started)?;
-            return Ok(Program { inner: Arc::new(link(self, laid, started)?), shaped: None });
+            return Ok(Program { inner: Arc::new(link(self, laid)?), shaped: None });
         }
         let shaped = PerShape { graph: graph.clone(), shapes, plans: Mutex::default() };
         let inner = shaped.plan(self, name, &Env([FIRST; MAX_SYMBOLS]))?;
@@ -233,7 +233,7 @@ impl PerShape {
             None => (*lengths, *lengths, lay_out_for(session, lengths)?),
         };
         log::debug!("{name}: planned for {:?} to {:?}", least.0, most.0);
-        let compiled = link(session, laid, started)?;
+        let compiled = link(session, laid)?;
         Ok(self.keep(least, most, compiled))
     }
 }

@@ -8,6 +8,7 @@ mod random;
 mod state;
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use crate::error::Mistake;
-use crate::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
+use crate::graph::{Bases, Graph, InputInfo, Origin, Phase, VariableInfo};
 use crate::ops::{Emit, NodeId, Op};
 use crate::params::{Param, Params};
 use crate::passes::autodiff;
@@ -42,10 +43,13 @@ pub struct Trace {
 #[derive(Default)]
 struct Building {
     graph: Graph,
+    bases: Bases,
     mistakes: Vec<Mistake>,
     /// Where the parameters come from.
     params: Option<Params>,
     variables: Vec<Held>,
+    /// Their numbers by name.
+    names: HashMap<Arc<str>, u32>,
     /// How many random operations there are.
     streams: u32,
     /// The update being written down.
@@ -78,17 +82,13 @@ impl Building {
     }
 
     /// The layer of an operation: that of a parameter among its operands, else the first an operand has.
-    fn layer(&self, operands: &[NodeId]) -> Arc<str> {
-        let weight = |id: &&NodeId| {
-            // A transposed weight is the weight still.
-            let mut node = self.graph.node(**id);
-            while node.op.is_view() {
-                node = self.graph.node(node.inputs[0]);
-            }
-            matches!(node.op, Op::Variable(v) if self.graph.variables[v as usize].is_param)
-        };
-        let layer = |id: &NodeId| &self.graph.origin(*id).layer;
-        let found = operands.iter().filter(weight).chain(operands).map(layer).find(|layer| !layer.is_empty());
+    fn layer(&mut self, operands: &[NodeId]) -> Arc<str> {
+        let Building { graph, bases, .. } = self;
+        // A transposed weight is the weight still.
+        let mut weight =
+            |id: &&NodeId| matches!(graph.node(bases.of(graph, **id)).op, Op::Variable(v) if graph.variables[v as usize].is_param);
+        let layer = |id: &NodeId| &graph.origin(*id).layer;
+        let found = operands.iter().filter(&mut weight).chain(operands).map(layer).find(|layer| !layer.is_empty());
         found.map_or_else(|| Arc::from(""), Arc::clone)
     }
 
@@ -323,7 +323,7 @@ impl Trace {
             return self.fail(at, "", "the operands belong to two traces".into());
         }
         let ids: SmallVec<[NodeId; 4]> = operands.iter().map(|t| t.id).collect();
-        let layer = self.building.borrow().layer(&ids);
+        let layer = self.building.borrow_mut().layer(&ids);
         self.record_in(at, layer, |g| build(g, &ids))
     }
 

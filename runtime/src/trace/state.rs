@@ -102,7 +102,7 @@ impl Trace {
 
     /// The variable of this name, declared at its first use.
     pub(crate) fn declare(&self, at: Line, layer: &Arc<str>, info: VariableInfo) -> State<'_> {
-        let known = self.building.borrow().graph.variable(&info.name);
+        let known = self.building.borrow().names.get(&info.name).copied();
         let Some(v) = known else { return self.declare_new(at, layer, info) };
         let clash = {
             let building = self.building.borrow();
@@ -133,6 +133,8 @@ impl Trace {
             return State { trace: self, variable: None };
         }
         let mut building = self.building.borrow_mut();
+        let number = building.graph.variables.len() as u32;
+        building.names.insert(info.name.clone(), number);
         building.graph.variables.push(info);
         building.variables.push(Held { node: node.id, assigned: None });
         State { trace: self, variable: Some(building.variables.len() as u32 - 1) }

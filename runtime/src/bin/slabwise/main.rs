@@ -36,7 +36,7 @@ enum Command {
     Plan(plan::Args),
     /// Measure peak memory and time of planned against dynamic allocation
     Compare(compare::Args),
-    /// Time a training step, a matrix product or an elementwise chain
+    /// Time a training step, a matrix product, an elementwise chain, or each stage of compiling models
     Bench(bench::Args),
     /// Give offsets to buffers with known lifetimes, so that as few bytes as possible are needed
     Pack(pack::Args),

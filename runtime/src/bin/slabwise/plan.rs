@@ -13,8 +13,9 @@ use crate::frontier;
 use crate::output::line;
 
 #[derive(clap::Args)]
+#[command(after_long_help = format!("Models, and what their sizes are unless given:\n{}", Model::help()))]
 pub struct Args {
-    /// A built-in model, such as cnn, resnet50, gpt2 or gpt:layers=6,width=384
+    /// A built-in model, such as cnn, resnet50, gpt2 or lstm:length=320,layers=2; --help lists them with their sizes
     pub model: Model,
     /// Examples in a step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
