@@ -156,10 +156,6 @@ fn what_has_no_elements_agrees_with_the_reference_evaluator() {
     for seed in 400..440 {
         let case = RandomGraph::short(seed, 14);
         for batch in [BATCH, 1, 0] {
-            eprintln!("seed {seed} batch {batch}");
-            if std::env::var("SEED").is_ok_and(|s| s == seed.to_string()) {
-                eprintln!("{}", case.graph)
-            }
             let env = case.env(batch);
             let want = expected(&case, &env);
             let base = run_any(&case, &env, on, 2, Mode::Planned);

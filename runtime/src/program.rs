@@ -381,6 +381,7 @@ impl Compiled {
                 Extent::Found(_) => 0,
             };
         }
+        self.check_needed(None, &env)?;
         Ok(env)
     }
 

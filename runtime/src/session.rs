@@ -421,7 +421,6 @@ impl Session {
         });
         result?;
         let env = inner.sizes(feed)?;
-        inner.check_needed(None, &env)?;
         self.memory.begin_inputs()?;
         self.memory.publish(&self.sizes, &env)?;
         Ok(env)

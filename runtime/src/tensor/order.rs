@@ -39,7 +39,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// The `k` largest elements along an axis of fixed length, the largest first, and their positions (i32); of equal ones the
-    /// first comes first, and NaN counts as largest. Both have length `k` along the axis. Takes time in proportion to `k`.
+    /// first comes first, and NaN counts as largest. Both have length `k`, which may be 0, along the axis. Takes time in proportion to `k`.
     #[track_caller]
     pub fn topk(self, k: usize, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
         let at = Location::caller();

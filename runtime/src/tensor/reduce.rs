@@ -169,7 +169,7 @@ reductions! {
 
 impl<'t> Tensor<'t> {
     /// The first position (i32) of the largest element along an axis, which goes; along several axes the position counts in
-    /// their row-major order. NaN counts as largest.
+    /// their row-major order. NaN counts as largest. Of no elements there is none: an error.
     #[track_caller]
     pub fn argmax(self, axes: impl AxisSet) -> Tensor<'t> {
         self.fold(ReduceOp::ArgMax, axes, false)
@@ -182,7 +182,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// The first position (i32) of the smallest element along an axis, which goes; along several axes the position counts in
-    /// their row-major order. NaN counts as smallest.
+    /// their row-major order. NaN counts as smallest. Of no elements there is none: an error.
     #[track_caller]
     pub fn argmin(self, axes: impl AxisSet) -> Tensor<'t> {
         self.fold(ReduceOp::ArgMin, axes, false)

@@ -84,7 +84,7 @@ impl Maker {
         ]);
         let size = |i: usize, n: i64| (n + 2 * window.pad[i] as i64 - window.k[i] as i64).div_euclid(window.stride[i] as i64) + 1;
         let (oh, ow) = (size(0, h), size(1, w));
-        if oh < 1 || ow < 1 {
+        if oh < 1 || ow < 1 || h < 1 || w < 1 {
             return None;
         }
         let before = x;
