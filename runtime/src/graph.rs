@@ -6,6 +6,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
@@ -125,6 +126,17 @@ pub struct Counter {
     pub counts: Vec<u32>,
 }
 
+/// A length that must not be 0 in a run.
+#[derive(Clone, Debug)]
+pub struct Needed {
+    /// The length.
+    pub length: Size,
+    /// Where that is asked for, an index of [`Graph::origins`].
+    pub origin: u32,
+    /// What is wrong without elements.
+    pub why: String,
+}
+
 /// A computation: nodes in topological order.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
@@ -144,6 +156,8 @@ pub struct Graph {
     pub outputs: Vec<NodeId>,
     /// Values that are never made again ([`Tensor::keep`](crate::tensor::Tensor::keep)); none of them a view.
     pub kept: Vec<NodeId>,
+    /// Lengths that must not be 0: a run with such a length fails before it changes anything.
+    pub needed: Vec<Needed>,
     /// The origin that emitted nodes get.
     pub current_origin: u32,
     /// The part of the batch that is written down.
@@ -203,6 +217,18 @@ impl Graph {
             id = self.node(id).inputs[0];
         }
         self.kept.push(id);
+    }
+
+    /// Refuses a length of 0, at once if it is fixed, else in each run that has it.
+    pub fn need(&mut self, length: Size, why: impl FnOnce() -> String) -> Result<(), String> {
+        match length.as_fixed() {
+            Some(0) => Err(why()),
+            Some(_) => Ok(()),
+            None => {
+                self.needed.push(Needed { length, origin: self.current_origin, why: why() });
+                Ok(())
+            }
+        }
     }
 
     /// For each node whether its value is asked for or never made again.

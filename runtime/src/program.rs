@@ -17,7 +17,7 @@ use slabwise_planner::{self as planner, Lifetime, Space};
 use crate::backend::{Kernel, Loaded, Resources, describe};
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
-use crate::graph::{Graph, Origin};
+use crate::graph::{Graph, Needed, Origin};
 use crate::memory::{Tag, TagId};
 use crate::ops::{NodeId, Op};
 use crate::passes::{Arg, Scheduled, Stretch};
@@ -156,6 +156,15 @@ pub(crate) struct InputSlot {
     pub donated_to: Option<u32>,
 }
 
+/// A length that must not be 0 in a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Need {
+    length: Size,
+    /// The step after which the length is known, unless it is from the start.
+    after: Option<usize>,
+    mistake: Mistake,
+}
+
 /// A program without its count of outputs.
 pub(crate) struct Compiled {
     pub session: u64,
@@ -167,6 +176,8 @@ pub(crate) struct Compiled {
     pub inputs: Vec<InputSlot>,
     pub outputs: Vec<usize>,
     pub symbols: Symbols,
+    /// Lengths that must not be 0.
+    pub needed: Vec<Need>,
     pub slab_bytes: u64,
     pub host_bytes: u64,
     /// Where batches wait that come next, if there is room for any.
@@ -303,6 +314,13 @@ impl Compiled {
         let tag = |name: &str, origin: &Origin| Tag { name: name.into(), layer: origin.layer.clone(), location: Some(origin.location) };
         let named = plan.dag().buffers.iter().zip(nodes).map(|(buffer, &node)| tag(&buffer.name, graph.origin(node)));
         let tags = named.chain(steps.iter().map(|s: &Step| tag(&format!("workspace of {}", s.name), &s.origin))).collect();
+        let need = |needed: &Needed| {
+            let binds = |step: &Step| step.binds.is_some_and(|b| needed.length.symbols().any(|s| s == b.symbol));
+            let origin = &graph.origins[needed.origin as usize];
+            let mistake = Mistake { location: origin.location, layer: origin.layer.to_string(), message: needed.why.clone() };
+            Need { length: needed.length, after: steps.iter().rposition(binds), mistake }
+        };
+        let needed = graph.needed.iter().map(need).collect();
         Ok(Compiled {
             tags,
             tag_ids: OnceLock::new(),
@@ -314,6 +332,7 @@ impl Compiled {
             inputs,
             outputs,
             symbols: graph.symbols.clone(),
+            needed,
             slab_bytes: offsets.height,
             host_bytes: offsets.host_height,
             ring: None,
@@ -371,6 +390,7 @@ impl Compiled {
                 Extent::Found(_) => 0,
             };
         }
+        self.check_needed(None, &env)?;
         Ok(env)
     }
 
@@ -409,9 +429,9 @@ impl Compiled {
                                 "shape {lengths:?} was given: \"{name}\" is {length}, more than its bound {bound}; compile with a larger bound or feed smaller parts"
                             ));
                         }
-                        Extent::Free(_) if length == 0 || u32::try_from(length).is_err() => {
+                        Extent::Free(_) if u32::try_from(length).is_err() => {
                             return fail(format!(
-                                "shape {lengths:?} was given: \"{name}\" is {length}; a free dimension is 1 to {} long",
+                                "shape {lengths:?} was given: \"{name}\" is {length}; a free dimension is at most {} long",
                                 u32::MAX
                             ));
                         }
@@ -445,6 +465,14 @@ impl Compiled {
             return Err(Error::Input { name: slot.name.into(), message });
         }
         Ok(slot.dims.iter().map(|d| fixed(d).unwrap_or_else(|| elements / rest)).collect())
+    }
+
+    /// Refuses a run in which a length is 0 that must not be: those that are known after a step, or at the start.
+    pub fn check_needed(&self, after: Option<usize>, env: &Env) -> Result<()> {
+        match self.needed.iter().find(|need| need.after == after && need.length.at(env) == 0) {
+            Some(need) => Err(Error::Data { mistake: need.mistake.clone() }),
+            None => Ok(()),
+        }
     }
 
     /// The mistake that a fault in a step's data is.

@@ -12,9 +12,9 @@ use half::{bf16, f16};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::random;
 use slabwise_kernels::scalar::Value;
-use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::size::{Env, Size, Symbol};
 
-use crate::graph::{Graph, Node};
+use crate::graph::{Graph, Needed, Node};
 use crate::ops::Op;
 use crate::shape::Extent;
 use structural as s;
@@ -70,6 +70,12 @@ pub enum Fault {
         node: u32,
         /// Which.
         what: &'static str,
+    },
+    /// A length of 0 where elements are needed.
+    #[error("{why}")]
+    Empty {
+        /// What is wrong without elements.
+        why: String,
     },
 }
 
@@ -167,6 +173,13 @@ pub fn evaluate(graph: &Graph, env: &Env, inputs: &[Array], variables: &[Array],
     let mut env = *env;
     let mut values: Vec<Array> = Vec::with_capacity(graph.nodes.len());
     let mut assigned = vec![None; graph.variables.len()];
+    // Lengths that a node finds are known behind it; the others are now.
+    let needs = |env: &Env, found: Option<Symbol>| {
+        let known = |n: &&Needed| found.map_or(!graph.symbols.any_found(&[n.length]), |s| n.length.symbols().any(|other| other == s));
+        let empty = graph.needed.iter().filter(known).find(|n| n.length.at(env) == 0);
+        empty.map_or(Ok(()), |n| Err(Fault::Empty { why: n.why.clone() }))
+    };
+    needs(&env, None)?;
     for id in graph.ids() {
         let node = graph.node(id);
         let dims: Vec<usize> = node.dims.iter().map(|d| d.usize_at(&env)).collect();
@@ -190,6 +203,7 @@ pub fn evaluate(graph: &Graph, env: &Env, inputs: &[Array], variables: &[Array],
                 let length = s::in_range(args[0].values[0], most.usize_at(&env) + 1);
                 let length = length.map_err(|(index, limit)| Fault::Index { node: id.0, index, limit })?;
                 env.0[usize::from(symbol.0)] = length as u32;
+                needs(&env, Some(*symbol))?;
                 args[0].clone()
             }
             op => compute(op, node, &args, &dims, &env, precision).map_err(|(index, limit)| Fault::Index { node: id.0, index, limit })?,

@@ -329,7 +329,7 @@ impl Session {
     pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
         let sized = self.fresh(graph)?;
         let total = self.room_for(&sized)?;
-        if total > 0 {
+        if !sized.is_empty() {
             let arena = self.reserve(total, "weights and state")?;
             let (first, mut at) = (self.variables.len(), 0);
             for (info, bytes) in sized {

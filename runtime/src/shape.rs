@@ -31,7 +31,7 @@ impl Dim {
         Dim::Bounded { name, max }
     }
 
-    /// A dimension of any length from 1 on; all dimensions of this name in a trace have the same length in a run. A program with
+    /// A dimension of any length; all dimensions of this name in a trace have the same length in a run. A program with
     /// such dimensions is planned when a run brings lengths for which there is no plan yet, as
     /// [`CompileOptions::shapes`](crate::CompileOptions::shapes) says.
     pub const fn free(name: &'static str) -> Self {

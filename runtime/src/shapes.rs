@@ -34,6 +34,9 @@ impl Ranges {
     /// The least and the largest length planned together with this one.
     pub fn around(self, length: u32) -> (u32, u32) {
         let Ranges::Growth(percent) = self else { return (length, length) };
+        if length == 0 {
+            return (0, 0);
+        }
         let (mut low, mut rung) = (1u64, 1u64);
         while rung < u64::from(length) {
             low = rung + 1;

@@ -1,6 +1,7 @@
 //! What several test binaries share.
 #![allow(dead_code)] // each binary uses a part of it
 
+pub mod arrays;
 pub mod networks;
 pub mod random_graph;
 

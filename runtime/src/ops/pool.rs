@@ -23,6 +23,9 @@ pub(super) fn infer(kind: PoolKind, window: &Window, given: Given<'_>, symbols: 
     let (Some(h), Some(w)) = (given.dims[2].as_fixed(), given.dims[3].as_fixed()) else {
         return say("height and width must have fixed lengths".into());
     };
+    if h == 0 || w == 0 {
+        return say("it has no pixels, and no window has a value".into());
+    }
     if window.pad.iter().zip(window.k).any(|(&p, k)| p.saturating_mul(2) > k) {
         return say(format!("padding {}×{} is more than half the {}×{} window", window.pad[0], window.pad[1], window.k[0], window.k[1]));
     }

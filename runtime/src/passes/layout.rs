@@ -1,7 +1,7 @@
 //! Where values lie: views resolved to the buffer they look at, and copies inserted where no view can do.
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::size::Size;
+use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
@@ -193,7 +193,12 @@ fn along(node: &Node, from: &Dims) -> Option<AxisMap> {
 /// The strides that walk a strided buffer under another shape of as many elements, if there are any: groups of axes with
 /// equal products must be contiguous within themselves.
 fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Option<Dims> {
-    let bounds = graph.symbols.bounds();
+    // Nothing is walked where there are no elements. (A stride of 0 would say that the axis is not walked along.)
+    if from.iter().chain(to).any(|d| d.is(0)) {
+        return Some(contiguous(to).unwrap_or_else(|| SmallVec::from_elem(Size::ONE, to.len())));
+    }
+    // Lengths at which a product is larger than its factors.
+    let lengths = Env(graph.symbols.bounds().0.map(|n| n.max(2)));
     let mut result: Dims = SmallVec::from_elem(Size::ZERO, to.len());
     let old: SmallVec<[usize; 6]> = (0..from.len()).filter(|&i| !from[i].is(1)).collect();
     let new: SmallVec<[usize; 6]> = (0..to.len()).filter(|&i| !to[i].is(1)).collect();
@@ -203,7 +208,7 @@ fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Opt
         let (mut a, mut b) = (from[old[i]], to[new[j]]);
         (i, j) = (i + 1, j + 1);
         while a != b {
-            if a.at(&bounds) <= b.at(&bounds) && i < old.len() {
+            if a.at(&lengths) <= b.at(&lengths) && i < old.len() {
                 // Neighbouring old axes merge only if they are contiguous with each other.
                 let (outer, inner) = (old[i - 1], old[i]);
                 if strides[outer] != strides[inner].checked_mul(from[inner])? {
@@ -225,7 +230,7 @@ fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Opt
         }
         debug_assert!(first_old < i);
     }
-    // What is left has length 1 on both sides, or the tensor is empty.
+    // What is left has length 1 on both sides.
     (i == old.len() && j == new.len()).then_some(result)
 }
 
@@ -277,6 +282,9 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
         map.push(out.emit(node.op.clone(), &inputs, node.dtype, node.dims.clone()));
     }
     out.kept.iter_mut().for_each(|id| *id = map[id.at()]);
+    // A number or an index, as which a value may have turned out, has no buffer to be kept in; what is given is there anyway.
+    let nodes = &out.nodes;
+    out.kept.retain(|id| is_computed(&nodes[id.at()].op) || matches!(nodes[id.at()].op, Op::Concat { .. } | Op::Pad { .. }));
     let mut taken = vec![false; graph.nodes.len()];
     for (at, id) in graph.outputs.iter().enumerate() {
         let node = graph.node(*id);

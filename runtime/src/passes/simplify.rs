@@ -131,6 +131,7 @@ fn shell(graph: &Graph) -> Graph {
         origins: graph.origins.clone(),
         outputs: Vec::new(),
         kept: Vec::new(),
+        needed: graph.needed.clone(),
         current_origin: graph.current_origin,
         current_part: graph.current_part,
     }

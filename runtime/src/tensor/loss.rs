@@ -1,4 +1,7 @@
 //! Softmax and its relatives, losses, dropout: compositions that fuse into few kernels.
+//!
+//! A loss is a mean over all elements. Where there are none it is NaN, as in PyTorch; but a training trace refuses them: of a fixed
+//! length of 0 `compile` says so, of another one the run that has it, before it changes a weight.
 
 use std::panic::Location;
 
@@ -8,15 +11,25 @@ use slabwise_kernels::spec::ReduceOp;
 
 use super::index::{matches_position, require_index};
 use super::{Operand, Tensor, check_index};
-use crate::ops::Emit;
+use crate::graph::Graph;
+use crate::ops::{Emit, NodeId};
 
 impl<'t> Tensor<'t> {
+    /// The mean of a loss over all elements. A training trace refuses a run without any: their mean is NaN, and a step by it would
+    /// put NaN into every weight. Other traces give NaN.
+    #[track_caller]
+    fn mean_loss(self, what: &str) -> Tensor<'t> {
+        let axes: Vec<usize> = (0..self.rank()).filter(|_| self.trace.is_training()).collect();
+        self.with_elements(Location::caller(), what, &axes, "has a mean to learn from").mean()
+    }
+
     /// An integer near the maximum along an axis, which stays with length 1. Subtracted before exponentials it keeps them
     /// finite as the maximum itself would; and a rounded value has no gradient, so that none flows through the maximum, where
     /// it would cancel anyway.
     #[track_caller]
     fn level(self, axis: usize) -> Tensor<'t> {
-        self.max_keep(axis).ceil()
+        let highest = |g: &mut Graph, ids: &[NodeId]| Ok(g.reduce(ReduceOp::Max, ids[0], &[axis]));
+        self.trace.record(Location::caller(), &[self], highest).ceil()
     }
 
     /// eˣ along an axis, scaled so that the largest lies in 1/e..=1.
@@ -95,7 +108,7 @@ impl<'t> Tensor<'t> {
             Ok(g.reduce(ReduceOp::Sum, only, &[axis]))
         });
         let wanted = if smoothing == 0.0 { picked } else { picked * (1.0 - smoothing) + x.mean_keep(axis) * smoothing };
-        (x.exp().sum_keep(axis).ln() - wanted).mean()
+        (x.exp().sum_keep(axis).ln() - wanted).mean_loss("cross_entropy")
     }
 
     /// The mean of −(t·ln p + (1 − t)·ln(1 − p)) for probabilities p (this tensor) and targets t in 0..=1. Logarithms are those
@@ -103,13 +116,13 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn binary_cross_entropy(self, target: Tensor<'t>) -> Tensor<'t> {
         let ln = |p: Tensor<'t>| p.maximum(f32::MIN_POSITIVE).ln();
-        -(target * ln(self) + (1.0 - target) * ln(1.0 - self)).mean()
+        -(target * ln(self) + (1.0 - target) * ln(1.0 - self)).mean_loss("binary_cross_entropy")
     }
 
     /// The mean of −(t·ln σ(x) + (1 − t)·ln(1 − σ(x))) for logits x (this tensor) and targets t in 0..=1: ln(1 + eˣ) − x·t.
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(self, target: Tensor<'t>) -> Tensor<'t> {
-        (self.softplus() - self * target).mean()
+        (self.softplus() - self * target).mean_loss("binary_cross_entropy_with_logits")
     }
 
     /// The mean of Huber's loss (1964) of d = x − target: d²/2 up to |d| = `delta`, from there on the line `delta`·(|d| − `delta`/2).
@@ -121,13 +134,13 @@ impl<'t> Tensor<'t> {
         });
         let d = x - target;
         let far = d.abs();
-        far.le(delta).select(d * d * 0.5, (far - 0.5 * delta) * delta).mean()
+        far.le(delta).select(d * d * 0.5, (far - 0.5 * delta) * delta).mean_loss("huber")
     }
 
     /// The mean of (x − target)².
     #[track_caller]
     pub fn mse(self, target: impl Operand<'t>) -> Tensor<'t> {
-        (self - target).square().mean()
+        (self - target).square().mean_loss("mse")
     }
 
     /// In a training trace zeroes each element with probability `p` and scales the others by 1/(1 − p) (Srivastava et al.
