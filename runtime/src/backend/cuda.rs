@@ -15,6 +15,7 @@ use slabwise_planner::Bytes;
 use super::{Kernel, Resources, scratch};
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, MemoryInfo, Policy, Range};
+use crate::settings::{AUTOTUNE, GRAPHS, switch};
 
 /// A kernel that looks for indices out of range.
 #[derive(Clone, Debug)]
@@ -84,8 +85,8 @@ impl Gpu {
         let name = crate::device::Device::Cuda(ordinal).to_string();
         let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
         check_pages(&device, &name, config)?;
-        let graphs = switch("SLABWISE_CUDA_GRAPHS")?;
-        let tunes = switch("SLABWISE_AUTOTUNE")?;
+        let graphs = switch(GRAPHS)?;
+        let tunes = switch(AUTOTUNE)?;
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
         let (saved, untold) = (Mutex::default(), Mutex::default());
         Ok(Gpu { device, name, running, saved, untold, graphs, ordinal, tunes, published: None, placing: false })
@@ -452,15 +453,6 @@ fn check_pages(device: &Device, name: &str, config: &MemoryConfig) -> Result<()>
         Ok(true) => Ok(()),
         Ok(false) => refused("another session of this process has preallocated all (SLABWISE_PREALLOCATE)"),
         Err(e) => Err(Error::Device { device: name.into(), why: e.to_string() }),
-    }
-}
-
-/// A variable of the environment that is 0 or 1, 1 by default.
-fn switch(name: &str) -> Result<bool> {
-    match std::env::var(name).as_deref() {
-        Err(_) | Ok("1") => Ok(true),
-        Ok("0") => Ok(false),
-        Ok(other) => Err(Error::Value(format!("{name} is {other:?}; it is 0 or 1"))),
     }
 }
 

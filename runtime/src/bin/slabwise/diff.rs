@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use slabwise::diff::{Both, Diff, Holding, PlanFile, PlanFileError};
+use slabwise::diff::{Both, Diff, Holding, PlanFile};
 use slabwise::{Bytes, Result};
-use slabwise_planner::csv::FileError;
 
-use crate::output::{line, table};
+use crate::output::{bad_input, line, table};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -24,16 +23,13 @@ pub struct Args {
 /// Rows of each list that are shown.
 const SHOWN: usize = 12;
 
-/// A file that cannot be read ends with 1, a malformed one with 2.
+/// A file that cannot be read or is malformed ends with 2.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut plans = Vec::new();
     for path in [&args.a, &args.b] {
         match PlanFile::read_file(path) {
             Ok(plan) => plans.push(plan),
-            Err(error) => {
-                eprintln!("error: {error}");
-                return Ok(ExitCode::from(if matches!(error, PlanFileError::File(FileError::Io { .. })) { 1 } else { 2 }));
-            }
+            Err(error) => return bad_input(error),
         }
     }
     let [a, b] = [&plans[0], &plans[1]];

@@ -1,13 +1,93 @@
-//! What commands print.
+//! What commands print and write.
 
-use std::io::Write;
+use std::fmt::Display;
+use std::io::{ErrorKind, Write, stderr, stdout};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use slabwise::{Error, Result};
+use slabwise_planner::{files, shortened};
 
-/// Writes text and a line end to stdout. A reader that has gone away is an error like any other, not a panic.
-pub fn line(text: impl std::fmt::Display) -> Result<()> {
-    writeln!(std::io::stdout(), "{text}").map_err(|source| Error::Io { path: "<stdout>".into(), source })
+/// The exit code of wrong usage.
+pub const WRONG_USAGE: u8 = 2;
+
+/// Most characters of a line of an error message: room for a sentence and a path, not for a file that is echoed.
+const LINE_MAX: usize = 360;
+
+/// Whether an output goes to stdout, so that reports go to stderr.
+static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Whether an output of this name goes to stdout.
+fn is_stdout(path: &Path) -> bool {
+    [Path::new("-"), Path::new("/dev/stdout")].contains(&path)
+}
+
+/// Notes which output goes to stdout.
+///
+/// # Errors
+/// If more than one would.
+pub fn to_stdout(outputs: &[&Path]) -> std::result::Result<(), String> {
+    match outputs.iter().filter(|path| is_stdout(path)).count() {
+        0 => Ok(()),
+        1 => {
+            IS_TAKEN.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+        several => Err(format!("{several} outputs are to go to stdout, which takes one; name files for the others")),
+    }
+}
+
+/// Writes an output: a file as a whole (see [`files::replace`]), or to stdout.
+pub fn save(path: &Path, bytes: &[u8]) -> Result<()> {
+    let written = if is_stdout(path) { stdout().write_all(bytes).and_then(|()| stdout().flush()) } else { files::replace(path, bytes) };
+    written.map_err(|source| Error::Io { path: path.into(), source })
+}
+
+/// Writes a line of the report to stdout. A reader that has gone away is an error like any other, not a panic.
+pub fn line(text: impl Display) -> Result<()> {
+    if IS_TAKEN.load(Ordering::Relaxed) {
+        return writeln!(stderr(), "{text}").map_err(|source| Error::Io { path: "<stderr>".into(), source });
+    }
+    writeln!(stdout(), "{text}").map_err(|source| Error::Io { path: "<stdout>".into(), source })
+}
+
+/// A message without control characters and without endless lines, whatever it quotes.
+fn legible(text: &str) -> String {
+    text.lines().map(|line| shortened(line, LINE_MAX)).collect::<Vec<_>>().join("\n")
+}
+
+/// Writes a line to stderr; who cannot read it has its exit code.
+fn warn(text: impl Display) {
+    let _ = writeln!(stderr(), "{}", legible(&text.to_string()));
+}
+
+/// Tells why a command fails.
+pub fn complain(reason: impl Display) {
+    warn(format_args!("error: {reason}"));
+}
+
+/// Tells what is wrong with an argument or an input file.
+pub fn bad_input(reason: impl Display) -> Result<ExitCode> {
+    complain(reason);
+    Ok(WRONG_USAGE.into())
+}
+
+/// Prints what was found in place of a command: help that was asked for, or what is wrong with the arguments.
+pub fn told(found: &clap::Error) -> ExitCode {
+    let text = found.to_string();
+    if found.use_stderr() && legible(&text) != text.trim_end() {
+        warn(text);
+        return WRONG_USAGE.into();
+    }
+    match found.print().and_then(|()| stdout().flush()) {
+        Err(error) if !found.use_stderr() && error.kind() != ErrorKind::BrokenPipe => {
+            complain(format_args!("<stdout>: {error}"));
+            ExitCode::FAILURE
+        }
+        _ => u8::try_from(found.exit_code()).unwrap_or(WRONG_USAGE).into(),
+    }
 }
 
 /// Times of repeated work, in milliseconds.

@@ -12,7 +12,7 @@ use slabwise_planner::remat_graph::{RematGraph, order_json, placed_steps_json, s
 
 use crate::arguments::seconds;
 use crate::graph_file;
-use crate::output::{line, pairs};
+use crate::output::{bad_input, complain, line, pairs};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -35,7 +35,7 @@ pub struct Args {
     json: bool,
     /// Write the schedule: {"order": [...]}, or with --offload or --slab {"steps": [...]}; gzipped if its name ends in .gz
     #[arg(short, value_name = "OUT.json")]
-    output: Option<PathBuf>,
+    pub output: Option<PathBuf>,
 }
 
 /// Bytes, or a percentage.
@@ -59,13 +59,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
     let graph = match graph_file::read(&args.graph) {
         Ok(graph) => graph,
-        Err(reason) => {
-            eprintln!("error: {reason}");
-            return Ok(ExitCode::from(2));
-        }
+        Err(reason) => return bad_input(reason),
     };
     let Some(why) = solve(args, &graph, start)? else { return Ok(ExitCode::SUCCESS) };
-    eprintln!("error: {why}");
+    complain(why);
     Ok(ExitCode::FAILURE)
 }
 
