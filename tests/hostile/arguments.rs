@@ -9,7 +9,7 @@ const NO_COUNT: [&str; 8] = ["0", "-1", "1.5", "many", "", "99999999999999999999
 const NO_SECONDS: [&str; 6] = ["-1", "nan", "inf", "soon", "", "1e300"];
 const NO_BYTES: [&str; 8] = ["-1", "lots", "", "5 parsecs", "16EiB", "1e9", "1.2.3MiB", "99999999999999999999"];
 const NO_BUDGET: [&str; 6] = ["-5%", "lots", "", "nan%", "16EiB", "5 M"];
-const NO_LINK: [&str; 6] = ["0", "-1", "fast", "", "nan", "16"];
+const NO_LINK: [&str; 6] = ["0", "-1", "fast", "", "nan", "16 parsecs"];
 const NO_NAME: [&str; 5] = ["", "resnet99", "MLP", "\u{1b}[31m", "--"];
 
 /// Commands, an option of each, and values that it does not take.

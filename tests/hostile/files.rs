@@ -153,7 +153,7 @@ fn checkpoints() {
     let names: Vec<String> = session.names().map(String::from).collect();
     session.save(&path).expect("it is saved");
     let whole = fs::read(&path).expect("it is there");
-    let mut read = |session: &mut slabwise::Session| {
+    let read = |session: &mut slabwise::Session| {
         let bits = |session: &slabwise::Session| -> Vec<Vec<u32>> {
             names.iter().map(|name| session.value(name).expect("it is there").iter().map(|x| x.to_bits()).collect()).collect()
         };

@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 use slabwise::diff::{Both, Diff, Holding, PlanFile};
 use slabwise::{Bytes, Result};
 
+use slabwise_planner::shortened;
+
 use crate::output::{bad_input, line, table};
 
 #[derive(clap::Args)]
@@ -22,6 +24,8 @@ pub struct Args {
 
 /// Rows of each list that are shown.
 const SHOWN: usize = 12;
+/// Most characters of a cell: names are what somebody wrote into a file.
+const CELL_MAX: usize = 100;
 
 /// A file that cannot be read or is malformed ends with 2.
 pub fn run(args: &Args) -> Result<ExitCode> {
@@ -66,7 +70,8 @@ fn show(a: &PlanFile, b: &PlanFile, diff: &Diff) -> Result<()> {
         totals("live at the peak", a.peak.bytes, b.peak.bytes),
     ];
     line(table(&rows))?;
-    line(format_args!("peak: step {} {} in a, step {} {} in b", a.peak.step, a.peak.kernel, b.peak.step, b.peak.kernel))?;
+    let kernel = |plan: &PlanFile| format!("step {} {}", plan.peak.step, shortened(&plan.peak.kernel, CELL_MAX));
+    line(format_args!("peak: {} in a, {} in b", kernel(a), kernel(b)))?;
     if diff.is_empty() {
         return line("no buffer differs");
     }
@@ -127,7 +132,7 @@ fn list(name: &str, head: [&str; 4], all: Vec<[String; 4]>) -> Result<()> {
     let more = all.len().saturating_sub(SHOWN);
     let mut rows = vec![head.map(String::from).to_vec()];
     rows[0][0] = format!("{name} ({})", all.len());
-    rows.extend(all.into_iter().take(SHOWN).map(Vec::from));
+    rows.extend(all.into_iter().take(SHOWN).map(|row| row.iter().map(|cell| shortened(cell, CELL_MAX)).collect()));
     line(format_args!("\n{}", table(&rows)))?;
     if more > 0 { line(format_args!("and {more} more")) } else { Ok(()) }
 }

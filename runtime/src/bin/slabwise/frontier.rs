@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     line(format_args!("{} · batch {} · slab against time, as modelled", args.model, args.batch))?;
     let mut rows = vec![["", "slab", "of all", "again", "slices", "sent", "time"].map(String::from).to_vec()];
-    let all = points[0].slab.max(1) as f64;
+    let all = points.first().map_or(1, |largest| largest.slab.max(1)) as f64;
     for (at, p) in points.iter().enumerate() {
         let share = format!("{:.0} %", 100.0 * p.slab as f64 / all);
         rows.push(vec![

@@ -85,7 +85,7 @@ fn main() -> ExitCode {
     let success = |()| ExitCode::SUCCESS;
     let command = match Cli::try_parse() {
         Ok(Cli { command }) => command,
-        Err(told) => return output::told(&told),
+        Err(told) => return output::told(told),
     };
     let mistakes = command.mistakes();
     mistakes.iter().for_each(output::complain);

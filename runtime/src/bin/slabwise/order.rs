@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use slabwise::{Bytes, Result};
-use slabwise_planner::Effort;
 use slabwise_planner::remat_graph::{order_json, steps_in_place, steps_json};
+use slabwise_planner::{Effort, brief};
 
 use crate::arguments::seconds;
 use crate::graph_file;
@@ -64,7 +64,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let verdict =
         if best.is_proved() { "no order is better".into() } else { format!("at most {:.3} % could be saved", 100.0 * best.gap()) };
     pairs(&[
-        ("graph", format!("{} · {} operations", graph.name, best.order.len())),
+        ("graph", format!("{} · {} operations", brief(&graph.name), best.order.len())),
         ("peak", format!("{} above the fixed {}", both(best.peak), Bytes(graph.fixed_bytes()))),
         ("lower bound", both(best.lower_bound)),
         ("proved", verdict),

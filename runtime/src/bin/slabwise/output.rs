@@ -7,14 +7,18 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use clap::error::{ContextKind, ContextValue};
 use slabwise::{Error, Result};
 use slabwise_planner::{files, shortened};
 
 /// The exit code of wrong usage.
 pub const WRONG_USAGE: u8 = 2;
 
-/// Most characters of a line of an error message: room for a sentence and a path, not for a file that is echoed.
-const LINE_MAX: usize = 360;
+/// Most characters of a line of an error message: room for sentences and a path, not for a file that is echoed.
+const LINE_MAX: usize = 2000;
+/// The same of what is wrong with an argument, and of the argument in it.
+const USAGE_MAX: usize = 360;
+const VALUE_MAX: usize = 80;
 
 /// Whether an output goes to stdout, so that reports go to stderr.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
@@ -54,18 +58,13 @@ pub fn line(text: impl Display) -> Result<()> {
 }
 
 /// A message without control characters and without endless lines, whatever it quotes.
-fn legible(text: &str) -> String {
-    text.lines().map(|line| shortened(line, LINE_MAX)).collect::<Vec<_>>().join("\n")
+fn legible(text: &str, most: usize) -> String {
+    text.lines().map(|line| shortened(line, most)).collect::<Vec<_>>().join("\n")
 }
 
-/// Writes a line to stderr; who cannot read it has its exit code.
-fn warn(text: impl Display) {
-    let _ = writeln!(stderr(), "{}", legible(&text.to_string()));
-}
-
-/// Tells why a command fails.
+/// Tells why a command fails; who cannot read it has the exit code.
 pub fn complain(reason: impl Display) {
-    warn(format_args!("error: {reason}"));
+    let _ = writeln!(stderr(), "{}", legible(&format!("error: {reason}"), LINE_MAX));
 }
 
 /// Tells what is wrong with an argument or an input file.
@@ -75,10 +74,17 @@ pub fn bad_input(reason: impl Display) -> Result<ExitCode> {
 }
 
 /// Prints what was found in place of a command: help that was asked for, or what is wrong with the arguments.
-pub fn told(found: &clap::Error) -> ExitCode {
+pub fn told(mut found: clap::Error) -> ExitCode {
+    for kind in [ContextKind::InvalidValue, ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
+        if let Some(ContextValue::String(given)) = found.get(kind) {
+            let shown = shortened(given, VALUE_MAX);
+            found.insert(kind, ContextValue::String(shown));
+        }
+    }
     let text = found.to_string();
-    if found.use_stderr() && legible(&text) != text.trim_end() {
-        warn(text);
+    let shown = legible(&text, USAGE_MAX);
+    if found.use_stderr() && shown != text.trim_end() {
+        let _ = writeln!(stderr(), "{shown}");
         return WRONG_USAGE.into();
     }
     match found.print().and_then(|()| stdout().flush()) {

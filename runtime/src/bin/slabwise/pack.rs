@@ -65,7 +65,7 @@ impl FromStr for Capacity {
 }
 
 fn power_of_two(text: &str) -> std::result::Result<u64, String> {
-    text.parse().ok().filter(|n: &u64| n.is_power_of_two()).ok_or_else(|| format!("`{text}` is no power of two"))
+    text.parse().ok().filter(|n: &u64| n.is_power_of_two()).ok_or_else(|| format!("`{}` is no power of two", brief(text)))
 }
 
 /// Bad input ends with 2, a capacity that is not met with 1: then the best found is shown and written all the same.

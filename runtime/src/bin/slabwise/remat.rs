@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use slabwise::{Bytes, Error, Result};
+use slabwise_planner::brief;
 use slabwise_planner::remat::{Budget, Limit, Placed, Remat, RematOptions, remat, remat_in_slab};
 use slabwise_planner::remat_graph::{RematGraph, order_json, placed_steps_json, steps_json};
 
@@ -45,13 +46,13 @@ fn budget(text: &str) -> std::result::Result<Budget, String> {
     };
     match percent.trim().parse::<f64>() {
         Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(Budget::Fraction(percent / 100.0)),
-        _ => Err(format!("`{text}` is no percentage")),
+        _ => Err(format!("`{}` is no percentage", brief(text))),
     }
 }
 
 fn link(text: &str) -> std::result::Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
-    number.ok_or_else(|| format!("`{text}` is no number of cost units per byte"))
+    number.ok_or_else(|| format!("`{}` is no number of cost units per byte", brief(text)))
 }
 
 /// Bad input ends with 2, a budget that is not met with 1: then the best found is shown and written all the same.

@@ -8,6 +8,8 @@ use slabwise::memory::replay::{Replay, ReplayError, Trace};
 use slabwise::memory::{MemoryConfig, Policy, Pool, export};
 use slabwise::{Bytes, Error, Result};
 
+use slabwise_planner::brief;
+
 use crate::output::{bad_input, complain, line, save, table};
 
 #[derive(clap::Args)]
@@ -48,11 +50,11 @@ enum Capacity {
 fn capacity(text: &str) -> std::result::Result<Capacity, String> {
     match text.strip_suffix('x') {
         Some(factor) => {
-            let factor: f64 = factor.parse().map_err(|_| format!("`{text}` is no multiple of the peak"))?;
+            let factor: f64 = factor.parse().map_err(|_| format!("`{}` is no multiple of the peak", brief(text)))?;
             if factor > 0.0 && factor <= 1e6 {
                 Ok(Capacity::OfPeak(factor))
             } else {
-                Err(format!("`{text}` is not above 0x, or above 1000000x"))
+                Err(format!("`{}` is not above 0x, or above 1000000x", brief(text)))
             }
         }
         None => text.parse::<Bytes>().map(|bytes| Capacity::Bytes(bytes.0)).map_err(|e| e.to_string()),
