@@ -208,9 +208,6 @@ pub(crate) enum Backend {
 impl Backend {
     /// Opens a device.
     pub fn open(device: Device) -> Result<Backend> {
-        // A slip in a variable is told wherever a session runs, as of those that every device looks at.
-        #[cfg(feature = "cuda")]
-        cuda::Switches::of_process()?;
         match device {
             Device::Cpu => Ok(Backend::Cpu(Memory::new())),
             #[cfg(feature = "cuda")]

@@ -28,6 +28,7 @@ mod plan;
 mod program;
 pub mod reference;
 mod session;
+pub mod settings;
 pub mod shape;
 mod shapes;
 pub mod tensor;

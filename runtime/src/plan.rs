@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Instant;
 
+use slabwise_planner::files;
 use slabwise_planner::report::Run;
 use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets, Space, Task, TaskId};
 
@@ -322,10 +323,13 @@ impl Plan {
         slabwise_planner::report::html(&self.dag, &self.offsets, &title, run)
     }
 
-    /// Writes [`Plan::svg`] to a file.
+    /// Writes [`Plan::svg`] to a file, which is replaced as a whole.
+    ///
+    /// # Errors
+    /// What the system says; an earlier file is unchanged then.
     pub fn write_svg(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        std::fs::write(path, self.svg()).map_err(|source| Error::Io { path: path.into(), source })
+        files::replace(path, self.svg().as_bytes()).map_err(|source| Error::Io { path: path.into(), source })
     }
 }
 

@@ -41,6 +41,7 @@ use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::plan::Plan;
 use crate::program::{Compiled, Program, Step, lengths};
+use crate::settings;
 use crate::shapes::first_lengths;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
@@ -103,19 +104,13 @@ static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
 /// Threads a session uses unless told otherwise: `SLABWISE_THREADS`, or one for each core.
 fn default_threads() -> Result<usize> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    match std::env::var("SLABWISE_THREADS") {
-        Ok(text) => match text.trim().parse() {
-            Ok(n) if (1..=1024).contains(&n) => Ok(n),
-            _ => Err(Error::Value(format!("SLABWISE_THREADS is {text:?}; it is a number of threads from 1 to 1024"))),
-        },
-        Err(_) => Ok(cores),
-    }
+    Ok(settings::threads()?.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)))
 }
 
 impl Session {
     /// A session with the parameters that models have declared in `params`. Nothing is allocated before a program is compiled.
     pub fn new(device: Device, params: Params) -> Result<Self> {
+        settings::check()?;
         let memory = Backend::open(device)?;
         Ok(Session {
             id: SESSIONS.fetch_add(1, Ordering::Relaxed),

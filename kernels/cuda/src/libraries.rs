@@ -148,7 +148,7 @@ impl Surroundings<'_> {
     fn of_this_process() -> Self {
         const ROOTS: &[&str] =
             &["/usr/local/cuda", "/opt/cuda", "/usr/local/nvidia", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"];
-        Surroundings { variable: &|name| std::env::var_os(name), python: &python_packages, roots: ROOTS }
+        Surroundings { variable: &|name| std::env::var_os(name).filter(|value| !value.is_empty()), python: &python_packages, roots: ROOTS }
     }
 
     /// Folders in which a toolkit keeps libraries.

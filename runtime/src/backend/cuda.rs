@@ -15,6 +15,7 @@ use slabwise_planner::Bytes;
 use super::{Kernel, Resources, scratch};
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, MemoryInfo, Policy, Range};
+use crate::settings::{AUTOTUNE, GRAPHS, switch};
 
 /// A kernel that looks for indices out of range.
 #[derive(Clone, Debug)]
@@ -84,7 +85,8 @@ impl Gpu {
         let name = crate::device::Device::Cuda(ordinal).to_string();
         let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
         check_pages(&device, &name, config)?;
-        let Switches { graphs, tunes } = Switches::of_process()?;
+        let graphs = switch(GRAPHS)?;
+        let tunes = switch(AUTOTUNE)?;
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
         let (saved, untold) = (Mutex::default(), Mutex::default());
         Ok(Gpu { device, name, running, saved, untold, graphs, ordinal, tunes, published: None, placing: false })
@@ -451,34 +453,6 @@ fn check_pages(device: &Device, name: &str, config: &MemoryConfig) -> Result<()>
         Ok(true) => Ok(()),
         Ok(false) => refused("another session of this process has preallocated all (SLABWISE_PREALLOCATE)"),
         Err(e) => Err(Error::Device { device: name.into(), why: e.to_string() }),
-    }
-}
-
-/// What variables of the environment turn off for sessions on CUDA devices.
-pub(crate) struct Switches {
-    /// `SLABWISE_CUDA_GRAPHS`: whether runs are recorded as graphs.
-    graphs: bool,
-    /// `SLABWISE_AUTOTUNE`: whether products are timed.
-    tunes: bool,
-}
-
-impl Switches {
-    /// What the process's environment says.
-    ///
-    /// # Errors
-    /// If a variable is neither 0 nor 1.
-    pub fn of_process() -> Result<Switches> {
-        Ok(Switches { graphs: switch("SLABWISE_CUDA_GRAPHS")?, tunes: switch("SLABWISE_AUTOTUNE")? })
-    }
-}
-
-/// A variable of the environment that is 0 or 1, 1 by default.
-fn switch(name: &str) -> Result<bool> {
-    let Some(text) = std::env::var_os(name) else { return Ok(true) };
-    match text.to_str().map(str::trim) {
-        Some("1") => Ok(true),
-        Some("0") => Ok(false),
-        _ => Err(Error::Value(format!("{name} is {text:?}; it is 0 or 1"))),
     }
 }
 
