@@ -200,9 +200,9 @@ fn inputs_that_do_not_fit_are_named() {
         (text(session.run(&program, (&x(5, 3), &labels(5)))), vec!["input \"x\"", "[5, 3]", "[batch, 4]"]),
         (text(session.run(&program, (&labels(5), &labels(5)))), vec!["input \"x\"", "i32", "f32 is expected"]),
         (text(session.run(&program, (&x(5, 4), &arr1(&[0u8; 5])))), vec!["input \"labels\"", "u8", "i32 is expected"]),
-        (text(session.run(&program, (&x(5, 4),))), vec!["1 inputs", "takes 2", "x, labels"]),
-        (text(session.run(&program, (&x(5, 4), &labels(5), &labels(5)))), vec!["3 inputs", "takes 2"]),
-        (text(session.run(&program, ())), vec!["0 inputs", "takes 2"]),
+        (text(session.run(&program, (&x(5, 4),))), vec!["\"train\" takes 2 inputs, \"x\" and \"labels\"; 1 was given"]),
+        (text(session.run(&program, (&x(5, 4), &labels(5), &labels(5)))), vec!["takes 2 inputs", "3 were given"]),
+        (text(session.run(&program, ())), vec!["takes 2 inputs", "0 were given"]),
         (
             text(session.run(&program, (&x(5, 4).into_shape_with_order((5, 2, 2)).expect("same"), &labels(5)))),
             vec!["[5, 2, 2]", "[batch, 4]"],
@@ -396,7 +396,7 @@ fn a_program_does_not_run_on_more_threads_than_it_was_compiled_for() {
     let program = session.compile(&trace, [x.sum()]).expect("compiles");
     let mut session = session.with_threads(2);
     let error = session.run(&program, (&[1.0f32; 4],)).err().expect("its workspaces have no room").to_string();
-    assert!(error.contains("\"sum\" was compiled for 1 threads and the session now has 2"), "{error}");
+    assert!(error.contains("\"sum\" was compiled for 1 thread and the session now has 2"), "{error}");
     let mut session = session.with_threads(1);
     let [sum] = session.run(&program, (&[1.0f32; 4],)).expect("runs");
     assert_eq!(sum.item(), 4.0);

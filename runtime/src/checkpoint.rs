@@ -16,12 +16,14 @@ impl Session {
     /// Writes all weights and state to a safetensors file. The file is replaced as a whole: whatever happens while it is
     /// written, an earlier one of the same name stays intact.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        // Constants belong to their programs.
+        let variables = || self.variables.iter().filter(|v| !v.info.is_constant());
         // What lies on another device is copied to the host first.
         let copies = match self.memory.host() {
             Some(_) => Vec::new(),
             None => {
                 let copy = |v: &Variable| self.memory.look(&v.region, |memory, region| memory.bytes(region).to_vec());
-                self.variables.iter().map(copy).collect::<Result<Vec<_>>>()?
+                variables().map(copy).collect::<Result<Vec<_>>>()?
             }
         };
         let bytes = |at: usize, v: &'_ Variable| self.memory.host().map_or_else(|| &*copies[at], |memory| memory.bytes(&v.region));
@@ -29,8 +31,8 @@ impl Session {
             let v: &Variable = v;
             Entry { name: &v.info.name, dtype: v.info.dtype, shape: fixed(&v.info.dims), bytes: bytes(at, v) }
         };
-        let entries: Vec<Entry<'_>> = self.variables.iter().enumerate().map(entry).collect();
-        let state: Vec<&str> = self.variables.iter().filter(|v| !v.info.is_param).map(|v| &*v.info.name).collect();
+        let entries: Vec<Entry<'_>> = variables().enumerate().map(entry).collect();
+        let state: Vec<&str> = variables().filter(|v| !v.info.is_param).map(|v| &*v.info.name).collect();
         let metadata = BTreeMap::from([(STATE.to_string(), state.join("\n"))]);
         weights::save(path.as_ref(), &entries, &metadata)?;
         self.memory.saved(path.as_ref());
@@ -70,7 +72,7 @@ impl Session {
         let expected: Vec<(String, DType, Vec<u64>)> = self
             .variables
             .iter()
-            .filter(|v| wanted(v.info.is_param))
+            .filter(|v| wanted(v.info.is_param) && !v.info.is_constant())
             .map(|v| (v.info.name.to_string(), v.info.dtype, fixed(&v.info.dims)))
             .collect();
         // A file of weights and state serves one who wants its weights alone.

@@ -362,7 +362,8 @@ impl OptimizerKind {
 fn named<T: Copy>(what: &str, all: &[T], name_of: fn(T) -> &'static str, name: &str) -> Result<T> {
     all.iter().copied().find(|&one| name_of(one) == name).ok_or_else(|| {
         let known: Vec<&str> = all.iter().map(|&one| name_of(one)).collect();
-        Error::Value(format!("unknown {what} \"{name}\"; there are {}", known.join(", ")))
+        let near = crate::words::meant(name, known.iter().copied());
+        Error::Value(format!("unknown {what} {name:?}; there are {}{near}", known.join(", ")))
     })
 }
 
