@@ -298,6 +298,41 @@ fn buffers_values_and_the_dynamic_mode_work_as_on_the_cpu() {
 }
 
 #[test]
+fn constants_copies_kept_outputs_and_finite_losses_work_as_on_the_cpu() {
+    let Some(_driver) = FakeDriver::install() else { return };
+    let run = |device: Device| {
+        let params = Params::seeded(3);
+        let mut session = session(device, params.clone());
+        let [online, _target] = ["online", "target"].map(|name| Linear::new(&params.root() / name, 4, 3));
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (8, 4));
+        let y = (x * trace.constant(&[1.0f32, 2.0, 0.5, 4.0])).apply(&online);
+        let loss = y.square().mean().require_finite();
+        trace.minimize(loss, Sgd::new(0.5));
+        let program = session.compile(&trace, [loss, y]).expect("it compiles");
+        let trace = Trace::inference().named("sum");
+        let sum = session.compile(&trace, [trace.input("y", F32, (8, 3)).sum()]).expect("it compiles");
+        let (x, _) = examples(8);
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let [loss, y] = session.run_resident(&program, &x).expect("a run");
+            seen.push(session.run(&sum, &y).expect("a run")[0].item());
+            seen.extend(session.download::<f32>(&loss).expect("it is there"));
+            session.free(y).expect("it is there");
+        }
+        let before = values(&session);
+        let error = session.run(&program, &(x * f32::NAN)).and_then(|[loss, _]| loss.bytes().map(|_| ())).expect_err("NaN").to_string();
+        assert!(error.contains("require_finite: the element at position 0 is NaN; no weight was changed"), "{error}");
+        assert_eq!(values(&session), before);
+        assert_eq!(session.copy_values("online", "target").expect("they are alike"), 2);
+        assert_eq!(session.value("online.weight").expect("it is there"), session.value("target.weight").expect("it is there"));
+        seen.extend(session.value("target.weight").expect("it is there"));
+        seen
+    };
+    assert_close(&run(Device::Cuda(0)), &run(Device::Cpu));
+}
+
+#[test]
 fn devices_that_are_not_there_say_why() {
     let Some(driver) = FakeDriver::install() else { return };
     assert_eq!(Device::auto(), Device::Cuda(0));

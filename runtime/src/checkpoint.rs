@@ -18,12 +18,14 @@ impl Session {
     /// # Errors
     /// What the system says, such as that the disk is full.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        // Constants belong to their programs.
+        let variables = || self.variables.iter().filter(|v| !v.info.is_constant());
         // What lies on another device is copied to the host first.
         let copies = match self.memory.host() {
             Some(_) => Vec::new(),
             None => {
                 let copy = |v: &Variable| self.memory.look(&v.region, |memory, region| memory.bytes(region).to_vec());
-                self.variables.iter().map(copy).collect::<Result<Vec<_>>>()?
+                variables().map(copy).collect::<Result<Vec<_>>>()?
             }
         };
         let bytes = |at: usize, v: &'_ Variable| self.memory.host().map_or_else(|| &*copies[at], |memory| memory.bytes(&v.region));
@@ -31,8 +33,8 @@ impl Session {
             let v: &Variable = v;
             Entry { name: &v.info.name, dtype: v.info.dtype, shape: fixed(&v.info.dims), bytes: bytes(at, v) }
         };
-        let entries: Vec<Entry<'_>> = self.variables.iter().enumerate().map(entry).collect();
-        let state = self.variables.iter().filter(|v| !v.info.is_param).map(|v| &*v.info.name);
+        let entries: Vec<Entry<'_>> = variables().enumerate().map(entry).collect();
+        let state = variables().filter(|v| !v.info.is_param).map(|v| &*v.info.name);
         let metadata = BTreeMap::from([(STATE.to_string(), note(state)?)]);
         weights::save(path.as_ref(), &entries, &metadata)?;
         self.memory.saved(path.as_ref());
@@ -84,7 +86,8 @@ impl Session {
     pub fn load_file_with(&mut self, file: &File, options: &LoadOptions<'_>) -> Result<Loaded> {
         // What models have declared exists from here on, compiled or not.
         self.adopt(&crate::graph::Graph::default())?;
-        let wanted: Vec<&Variable> = self.variables.iter().filter(|v| v.info.is_param || !options.is_weights).collect();
+        let kind = |v: &&Variable| (v.info.is_param || !options.is_weights) && !v.info.is_constant();
+        let wanted: Vec<&Variable> = self.variables.iter().filter(kind).collect();
         let expect = |v: &&Variable| Expected { name: v.info.name.to_string(), dtype: v.info.dtype, shape: fixed(&v.info.dims) };
         let expected: Vec<Expected> = wanted.iter().map(expect).collect();
         // A file of weights and state serves one who wants its weights alone.

@@ -4,14 +4,16 @@ mod within;
 
 use std::time::Instant;
 
-use slabwise_kernels::cpu::Isa;
+use slabwise_kernels::cpu::{Isa, MAX_AXES};
 use slabwise_kernels::size::Symbol;
 use slabwise_planner::{Buffer, Bytes, Options};
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
 use crate::ops::{NodeId, Op};
-use crate::passes::{Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, count_prologues, fuse, legalise, lower, remake, schedule, simplify};
+use crate::passes::{
+    Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, Task, count_prologues, fuse, legalise, lower, remake, schedule, simplify,
+};
 use crate::plan::{Again, Clock, FoundBuffer, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
@@ -94,6 +96,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     log::debug!("{name}: graph\n{graph}{name}: kernels\n{clusters}");
     let tasks = lower(&clusters).map_err(internal)?;
     clock.ended("lower", tasks.len());
+    refuse_many_axes(&graph, &tasks)?;
     let guard = if options.check_memory { GUARD } else { 0 };
     let mut scheduled = schedule(&graph, tasks, &session.target_of(&graph), guard).map_err(internal)?;
     clock.ended("schedule", scheduled.tasks.len());
@@ -199,6 +202,21 @@ fn refuse_absurd_sizes(graph: &Graph) -> Result<()> {
             mistakes.push(Mistake { location: origin.location, layer: origin.layer.to_string(), message });
         }
     }
+    if mistakes.is_empty() { Ok(()) } else { Err(Error::Trace(mistakes)) }
+}
+
+/// Kernels over more axes than a kernel can have are mistakes of the model. Axes that can be walked as one count as one.
+fn refuse_many_axes(graph: &Graph, tasks: &[Task]) -> Result<()> {
+    let many = tasks.iter().filter(|task| task.spec.dims.len() > MAX_AXES);
+    let mistake = |task: &Task| {
+        let (node, origin) = (graph.node(task.node), graph.origin(task.node));
+        let (op, shape, axes) = (node.op.name(), graph.symbols.show(&node.dims), task.spec.dims.len());
+        let message = format!(
+            "{op} of {shape}: it runs over {axes} axes, of which a kernel can have {MAX_AXES}; reshape so that axes that stay together are one"
+        );
+        Mistake { location: origin.location, layer: origin.layer.to_string(), message }
+    };
+    let mistakes: Vec<Mistake> = many.take(8).map(mistake).collect();
     if mistakes.is_empty() { Ok(()) } else { Err(Error::Trace(mistakes)) }
 }
 

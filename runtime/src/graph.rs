@@ -63,7 +63,7 @@ pub struct Node {
 #[derive(Clone, Debug)]
 pub struct InputInfo {
     /// Its name.
-    pub name: &'static str,
+    pub name: Arc<str>,
     /// Its type.
     pub dtype: DType,
     /// Its shape.
@@ -89,6 +89,8 @@ pub struct VariableInfo {
     pub trained: bool,
     /// The variable of which this is an average: it starts as what that one holds.
     pub average_of: Option<Arc<str>>,
+    /// Of a [constant](crate::Trace::constant), its bytes: it holds them always, and is no part of a file.
+    pub data: Option<Arc<[u8]>>,
 }
 
 impl VariableInfo {
@@ -102,6 +104,7 @@ impl VariableInfo {
             is_param: true,
             trained: param.is_trained(),
             average_of: None,
+            data: None,
         }
     }
 
@@ -109,6 +112,11 @@ impl VariableInfo {
     pub(crate) fn average(&self) -> Self {
         let name = format!("ema.{}", self.name).into();
         VariableInfo { name, is_param: false, trained: false, average_of: Some(self.name.clone()), ..self.clone() }
+    }
+
+    /// Whether it is a [constant](crate::Trace::constant).
+    pub(crate) fn is_constant(&self) -> bool {
+        self.data.is_some()
     }
 
     /// The number of axes.

@@ -9,21 +9,23 @@ use rustc_hash::FxHashMap;
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
-use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size, Symbol};
 use slabwise_kernels::slice::Slice;
 use slabwise_kernels::spec::{Body, Dims};
 use slabwise_planner::{self as planner, Lifetime, Space};
 
-use crate::backend::{Kernel, Loaded, Resources, describe};
+use crate::backend::{CheckKind, Kernel, Loaded, Resources, describe};
+use crate::buffer::Donated;
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
 use crate::graph::{Graph, Needed, Origin};
 use crate::memory::{Tag, TagId};
-use crate::ops::{NodeId, Op};
+use crate::ops::{Checked, NodeId, Op};
 use crate::passes::{Arg, Scheduled, Stretch};
 use crate::plan::Plan;
 use crate::shape::{Extent, Symbols};
 use crate::shapes::PerShape;
+use crate::words;
 
 /// A program with `N` outputs. It is run by the session that compiled it.
 pub struct Program<const N: usize> {
@@ -97,6 +99,8 @@ pub(crate) struct Step {
     pub begins: Vec<usize>,
     /// The length that this step finds.
     pub binds: Option<Binds>,
+    /// Whether it checks that elements are finite.
+    pub finite: bool,
 }
 
 /// A length that a step finds.
@@ -149,7 +153,7 @@ pub(crate) struct PlannedBuffer {
 /// An input of the program; `buffer` is `None` if nothing uses it.
 #[derive(Clone, Debug)]
 pub(crate) struct InputSlot {
-    pub name: &'static str,
+    pub name: Arc<str>,
     pub dtype: DType,
     pub dims: Dims,
     pub buffer: Option<usize>,
@@ -163,6 +167,28 @@ pub(crate) struct Need {
     /// The step after which the length is known, unless it is from the start.
     after: Option<usize>,
     mistake: Mistake,
+}
+
+/// Lengths of dimensions that inputs of a run have said so far.
+type Known = [Option<u32>; MAX_SYMBOLS];
+
+/// What a run is fed with, as far as it fits an input or not.
+struct Given {
+    dtype: DType,
+    /// `None` for a flat slice, which takes the shape of the input.
+    lengths: Option<Lengths>,
+    elements: usize,
+}
+
+impl Given {
+    fn of(source: &Source<'_>) -> Given {
+        let buffer = match source {
+            Source::Host { dtype, lengths, elements, .. } => return Given { dtype: *dtype, lengths: lengths.clone(), elements: *elements },
+            Source::Resident(buffer) => *buffer,
+            Source::Donated(Donated(buffer)) => buffer,
+        };
+        Given { dtype: buffer.dtype, lengths: Some(buffer.lengths.clone()), elements: buffer.lengths.iter().product() }
+    }
 }
 
 /// A program without its count of outputs.
@@ -270,6 +296,7 @@ impl Compiled {
                 ends: std::mem::take(&mut ends[step]),
                 begins: std::mem::take(&mut begins[step]),
                 binds,
+                finite: matches!(graph.node(node).op, Op::CheckIndex { of: Checked::Finite, .. }),
             });
         }
         let mut buffer_of = vec![None; graph.inputs.len()];
@@ -287,7 +314,7 @@ impl Compiled {
             .iter()
             .enumerate()
             .map(|(i, info)| InputSlot {
-                name: info.name,
+                name: info.name.clone(),
                 dtype: info.dtype,
                 dims: info.dims.clone(),
                 buffer: buffer_of[i],
@@ -367,19 +394,27 @@ impl Compiled {
     /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.
     pub fn sizes(&self, feed: &dyn Feed) -> Result<Env> {
         if feed.count() != self.inputs.len() {
-            let names: Vec<&str> = self.inputs.iter().map(|i| i.name).collect();
-            let message =
-                format!("{} inputs were given, \"{}\" takes {}: {}", feed.count(), self.name, self.inputs.len(), names.join(", "));
-            return Err(Error::Input { name: "*".into(), message });
+            let (given, takes) = (feed.count(), words::count(self.inputs.len(), "input"));
+            let names =
+                if self.inputs.is_empty() { String::new() } else { format!(", {}", words::list(self.inputs.iter().map(|i| &*i.name))) };
+            let were = if given == 1 { "was" } else { "were" };
+            return Err(Error::Value(format!("\"{}\" takes {takes}{names}; {given} {were} given", self.name)));
         }
-        let mut known: [Option<u32>; slabwise_kernels::size::MAX_SYMBOLS] = Default::default();
-        let mut result = Ok(());
+        let mut known: Known = Default::default();
+        let (mut result, mut shown) = (Ok(()), 0);
         feed.each(&mut |at, source| {
+            shown += 1;
+            if result.is_ok() && at + 1 != shown {
+                result = Err(Error::Value(format!("a Feed shows input {at} where input {} is due", shown - 1)));
+            }
             if result.is_ok() {
-                result = self.fit(at, &source, &mut known);
+                result = self.fit(at, &Given::of(&source), &mut known);
             }
         });
-        result?;
+        result.map_err(|error| self.swapped(feed, error))?;
+        if shown != self.inputs.len() {
+            return Err(Error::Value(format!("a Feed that says it has {} shows {shown}", words::count(feed.count(), "input"))));
+        }
         let mut env = Env::default();
         for (symbol, _, extent) in self.symbols.iter() {
             let i = usize::from(symbol.0);
@@ -400,20 +435,57 @@ impl Compiled {
         Ok(self.inputs.first().and_then(|input| input.dims.first()).map_or(1, |length| length.usize_at(&env)))
     }
 
-    fn fit(&self, at: usize, source: &Source<'_>, known: &mut [Option<u32>]) -> Result<()> {
-        let slot = &self.inputs[at];
-        let fail = |message: String| Err(Error::Input { name: slot.name.into(), message });
-        let (dtype, lengths) = match source {
-            Source::Host { dtype, lengths, elements, .. } => {
-                (*dtype, lengths.clone().map_or_else(|| self.flat(slot, *elements, known), Ok))
+    /// An error of a feed whose inputs would fit in one other order, which is said then.
+    fn swapped(&self, feed: &dyn Feed, error: Error) -> Error {
+        let Error::Input { name, mut message } = error else { return error };
+        let mut given: Vec<Given> = Vec::new();
+        feed.each(&mut |_, source| given.push(Given::of(&source)));
+        let mut orders = Vec::new();
+        if given.len() == self.inputs.len() && given.len() <= 8 {
+            self.orders(&given, &Known::default(), &mut Vec::new(), &mut orders);
+        }
+        if let [order] = &orders[..] {
+            // `order[at]` is what fits the input `at`: as it was given, the inputs were in the inverse order.
+            let place = |given: usize| order.iter().position(|&o| o == given).unwrap_or(given);
+            let were = (0..order.len()).map(|given| &*self.inputs[place(given)].name);
+            let takes = self.inputs.iter().map(|i| &*i.name);
+            let (were, takes) = (were.collect::<Vec<_>>().join(", "), takes.collect::<Vec<_>>().join(", "));
+            message = format!("{message}; the inputs seem to be in the order {were}, \"{}\" takes them as {takes}", self.name);
+        }
+        Error::Input { name, message }
+    }
+
+    /// Orders of what is given under which each fits its input, two at most.
+    fn orders(&self, given: &[Given], known: &Known, order: &mut Vec<usize>, found: &mut Vec<Vec<usize>>) {
+        let at = order.len();
+        if at == given.len() {
+            return found.push(order.clone());
+        }
+        for next in (0..given.len()).filter(|next| !order.contains(next)).collect::<Vec<_>>() {
+            let mut known = *known;
+            if found.len() < 2 && self.fit(at, &given[next], &mut known).is_ok() {
+                order.push(next);
+                self.orders(given, &known, order, found);
+                order.pop();
             }
-            Source::Resident(b) => (b.dtype, Ok(b.lengths.clone())),
-            Source::Donated(d) => (d.0.dtype, Ok(d.0.lengths.clone())),
+        }
+    }
+
+    /// Whether what is given fits an input, where other inputs have said some lengths already.
+    fn fit(&self, at: usize, given: &Given, known: &mut Known) -> Result<()> {
+        let Some(slot) = self.inputs.get(at) else {
+            return Err(Error::Value(format!(
+                "a Feed shows input {at}; \"{}\" takes {}",
+                self.name,
+                words::count(self.inputs.len(), "input")
+            )));
         };
+        let fail = |message: String| Err(Error::Input { name: slot.name.to_string(), message });
+        let dtype = given.dtype;
         if dtype != slot.dtype && !(slot.dtype == DType::Bool && dtype == DType::U8) {
             return fail(format!("{dtype} was given, {} is expected", slot.dtype));
         }
-        let lengths = lengths?;
+        let lengths = given.lengths.clone().map_or_else(|| self.flat(slot, given.elements, known), Ok)?;
         let expected = self.symbols.show(&slot.dims);
         if lengths.len() != slot.dims.len() {
             return fail(format!("shape {lengths:?} was given, {expected} is expected"));
@@ -462,7 +534,7 @@ impl Compiled {
         let fits = if unknown == 0 { rest == elements } else { unknown == 1 && rest > 0 && elements.is_multiple_of(rest) };
         if !fits {
             let message = format!("{elements} elements were given, {} is expected", self.symbols.show(&slot.dims));
-            return Err(Error::Input { name: slot.name.into(), message });
+            return Err(Error::Input { name: slot.name.to_string(), message });
         }
         Ok(slot.dims.iter().map(|d| fixed(d).unwrap_or_else(|| elements / rest)).collect())
     }
@@ -477,7 +549,7 @@ impl Compiled {
 
     /// The mistake that a fault in a step's data is.
     pub fn fault(&self, step: usize, fault: Fault) -> Error {
-        let message = describe(fault, self.steps[step].binds.is_some(), self.indices_of(step));
+        let message = describe(fault, self.steps[step].checks(), self.indices_of(step));
         let step = &self.steps[step];
         let mistake = Mistake { location: step.origin.location, layer: step.origin.layer.to_string(), message };
         Error::Data { mistake }
@@ -516,6 +588,15 @@ impl Step {
     /// The kernel that it runs, if it runs one.
     pub fn kernel(&self) -> Option<&Kernel> {
         if let Work::Run(kernel) = &self.work { Some(kernel) } else { None }
+    }
+
+    /// What it checks, if it checks anything.
+    pub fn checks(&self) -> CheckKind {
+        match self.binds {
+            Some(_) => CheckKind::Length,
+            None if self.finite => CheckKind::Finite,
+            None => CheckKind::Index,
+        }
     }
 
     /// The largest team that it may run with, if one runs it.

@@ -251,7 +251,7 @@ fn compute(op: &Op, node: &Node, args: &[&Array], dims: &[usize], env: &Env, pre
         }),
         Op::Cast(to) => pointwise(&|at| convert(args[0].values[at], args[0].dtype, *to)),
         Op::Copy | Op::Reshape => pointwise(&|at| args[0].values[at]),
-        Op::CheckIndex { limit } => {
+        Op::CheckIndex { limit, .. } => {
             let limit = limit.usize_at(env);
             args[0].values.iter().try_for_each(|&v| s::in_range(v, limit).map(drop))?;
             args[0].clone()
@@ -304,6 +304,7 @@ mod tests {
 
     use super::*;
     use crate::graph::InputInfo;
+    use crate::ops::Checked;
     use crate::ops::{ConvGeometry, Emit, NodeId};
 
     fn sizes(lengths: &[usize]) -> Dims {
@@ -315,7 +316,7 @@ mod tests {
         let mut g = Graph::default();
         let mut ids = Vec::new();
         for (i, a) in arrays.iter().enumerate() {
-            g.inputs.push(InputInfo { name: "x", dtype: a.dtype, dims: sizes(&a.dims), donated_to: None });
+            g.inputs.push(InputInfo { name: "x".into(), dtype: a.dtype, dims: sizes(&a.dims), donated_to: None });
             ids.push(g.emit(Op::Input(i as u32), &[], a.dtype, sizes(&a.dims)));
         }
         let last = build(&mut g, &ids);
@@ -383,8 +384,9 @@ mod tests {
     #[test]
     fn faults_name_the_node() {
         let index = Array { dtype: DType::I32, dims: vec![3], values: vec![0.0, 4.0, 2.0] };
-        let checked =
-            value(std::slice::from_ref(&index), |g, x| g.emit(Op::CheckIndex { limit: Size::fixed(4) }, x, DType::I32, sizes(&[3])));
+        let checked = value(std::slice::from_ref(&index), |g, x| {
+            g.emit(Op::CheckIndex { limit: Size::fixed(4), of: Checked::Index }, x, DType::I32, sizes(&[3]))
+        });
         assert_eq!(checked, Err(Fault::Index { node: 1, index: 4, limit: 4 }));
         let gathered = value(&[floats(&[2], &[1.0, 2.0]), index], |g, x| g.emit(Op::Gather { axis: 0 }, x, DType::F32, sizes(&[3])));
         assert_eq!(gathered, Err(Fault::Index { node: 2, index: 4, limit: 2 }));

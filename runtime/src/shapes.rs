@@ -322,7 +322,7 @@ fn impossible(graph: &Graph, id: NodeId, lengths: &Env, why: &str) -> Error {
     let node = graph.node(id);
     let taking_part = |s: &Symbol| node.dims.iter().any(|d| d.symbols().any(|t| t == *s));
     let symbol = symbols.free().find(taking_part).or_else(|| symbols.free().next());
-    let of = |s: Symbol| graph.inputs.iter().find(|i| i.dims.contains(&Size::symbol(s))).map_or("*", |i| i.name);
+    let of = |s: Symbol| graph.inputs.iter().find(|i| i.dims.contains(&Size::symbol(s))).map_or("*", |i| &*i.name);
     let origin = graph.origin(id);
     let said: Vec<String> = symbols.free().map(|s| format!("\"{}\" is {}", symbols.name(s), at(lengths, s))).collect();
     let (file, line) = (origin.location.file(), origin.location.line());

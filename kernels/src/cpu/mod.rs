@@ -18,7 +18,7 @@ mod walk;
 pub use isa::Isa;
 pub use loops::sums_alike;
 pub use team::Team;
-pub use tile::validate;
+pub use tile::{MAX_AXES, validate};
 
 use smallvec::SmallVec;
 

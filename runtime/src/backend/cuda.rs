@@ -27,7 +27,7 @@ pub(crate) struct Check {
     /// Whose indices they are.
     pub of: String,
     /// Whether the index is a length that the run asks for.
-    pub is_length: bool,
+    pub kind: super::CheckKind,
     /// One more than the largest index allowed.
     pub limit: Size,
     /// The input that holds the indices, all of it, if there is one: then the host looks before anything runs.
@@ -412,7 +412,7 @@ impl Check {
     /// The error for an index that is out of range.
     pub fn fault(&self, position: u64, value: i64, env: &Env) -> Error {
         let limit = u64::try_from(self.limit.at(env)).unwrap_or(0);
-        let message = super::describe(Fault::Index { position, value, limit }, self.is_length, &self.of);
+        let message = super::describe(Fault::Index { position, value, limit }, self.kind, &self.of);
         Error::Data { mistake: Mistake { message, ..self.mistake.clone() } }
     }
 }

@@ -130,7 +130,8 @@ impl Model {
         let (name, sizes) = text.split_once(':').map_or((text, None), |(name, sizes)| (name, Some(sizes)));
         let Some(usual) = Sizes::usual(name) else {
             let known: Vec<&str> = table::names().collect();
-            return Err(Error::Value(format!("unknown model \"{name}\"; there are {}", known.join(", "))));
+            let near = crate::words::meant(name, known.iter().copied());
+            return Err(Error::Value(format!("unknown model {name:?}; there are {}{near}", known.join(", "))));
         };
         let sizes = sizes.map_or(Ok(usual), |sizes| usual.set(sizes))?;
         if name == "gpt" || name == "gpt2" {
@@ -348,7 +349,8 @@ impl OptimizerKind {
     pub fn parse(name: &str) -> Result<OptimizerKind> {
         OptimizerKind::ALL.iter().copied().find(|one| one.name() == name).ok_or_else(|| {
             let known: Vec<&str> = OptimizerKind::ALL.iter().map(|one| one.name()).collect();
-            Error::Value(format!("unknown optimizer \"{name}\"; there are {}", known.join(", ")))
+            let near = crate::words::meant(name, known.iter().copied());
+            Error::Value(format!("unknown optimizer {name:?}; there are {}{near}", known.join(", ")))
         })
     }
 

@@ -479,7 +479,7 @@ impl<'a> Lowering<'a> {
                 args.push(from);
                 Body::ScatterAdd(ScatterAdd { axis: *axis, space: dims_of(0).clone(), value: first, index })
             }
-            Op::CheckIndex { limit } => Body::CheckIndex(CheckIndex { index: first, limit: *limit }),
+            Op::CheckIndex { limit, .. } => Body::CheckIndex(CheckIndex { index: first, limit: *limit }),
             Op::Bind { symbol } => {
                 let Extent::Found(most) = self.graph.symbols.extent(*symbol) else { return None };
                 Body::CheckIndex(CheckIndex { index: first, limit: most.checked_add(Size::ONE)? })

@@ -42,8 +42,8 @@ impl Session {
                         .position(|i| i.buffer == Some(buffer) && crate::shape::elements(&i.dims) == crate::shape::elements(&spec.dims)),
                     _ => None,
                 };
-                let (of, is_length) = (inner.indices_of(at).to_string(), step.binds.is_some());
-                checks.push(Check { mistake, step: at as u32, of, is_length, limit: check.limit, input });
+                let of = inner.indices_of(at).to_string();
+                checks.push(Check { mistake, step: at as u32, of, kind: step.checks(), limit: check.limit, input });
             }
         }
         inner.loaded = Some(gpu.load(&inner.name, &kernels, groups, checks)?);

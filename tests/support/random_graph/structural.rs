@@ -1,7 +1,7 @@
 //! Steps of structural operations.
 
 use slabwise::graph::Graph;
-use slabwise::ops::{Axes, ConvGeometry, Emit, NodeId, Op};
+use slabwise::ops::{Axes, Checked, ConvGeometry, Emit, NodeId, Op};
 use slabwise::params::Init;
 use slabwise::shape::{Dims, Env, Extent, Size, elements};
 use slabwise_kernels::dtype::DType;
@@ -182,7 +182,7 @@ impl Maker {
         let x = self.any()?;
         let (axis, dims) = self.indexed(x)?;
         let (index, limit) = self.index(&dims);
-        self.g.emit(Op::CheckIndex { limit: Size::from(limit) }, &[index], self.g.dtype(index), dims.clone());
+        self.g.emit(Op::CheckIndex { limit: Size::from(limit), of: Checked::Index }, &[index], self.g.dtype(index), dims.clone());
         let node = self.g.emit(Op::Gather { axis }, &[x, index], self.g.dtype(x), dims);
         let Known { bound, exact } = self.of(x);
         self.keep(node, bound, exact);

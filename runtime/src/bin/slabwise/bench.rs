@@ -179,8 +179,8 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
         "peak_measured_bytes": session.last_run().peak_slab_bytes,
         "rss_peak_bytes": rss_peak_bytes(),
     });
-    if let Some(seconds) = kernels {
-        let list = plan.steps().zip(seconds).map(|(name, s)| json!({ "name": name, "us": s * 1e6 }));
+    if let Some(kernels) = kernels {
+        let list = kernels.iter().map(|kernel| json!({ "name": kernel.name, "us": kernel.seconds * 1e6 }));
         report["kernels"] = Value::Array(list.collect());
     }
     Ok(report)
