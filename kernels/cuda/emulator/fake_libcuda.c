@@ -432,6 +432,7 @@ Result cuStreamBeginCapture_v2(void* at, int mode) {
     stream->graph = calloc(1, sizeof(Graph));
     stream->graph->capture = ++recordings;
     stream->graph->origin = stream;
+    /* Told to be strict, it takes relaxed for thread-local. */
     stream->graph->mode = strict ? THREAD_LOCAL : mode;
     stream->graph->thread = pthread_self();
     LEAVE(OK);

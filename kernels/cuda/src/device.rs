@@ -21,7 +21,7 @@ pub(crate) struct Shared {
     ordinal: u32,
     pub(crate) properties: Properties,
     space: Mutex<Option<Space>>,
-    /// cuBLASLt, once a product was asked of it.
+    /// cuBLASLt, once products were timed or a program was loaded that has one of its.
     library: OnceLock<Result<Handle, LibraryError>>,
     pub(crate) context: Context,
 }

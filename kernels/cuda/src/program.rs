@@ -111,13 +111,16 @@ impl Program {
         self.graphs.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Whether a run of this key is worth recording: it was asked for lately. From now on it was.
+    /// Whether a run of this key is worth recording: it is the program's first, or was asked for lately. From now on it was.
     ///
     /// To record a run costs as much as some runs without a record, which lengths that are new each time never gain back.
-    pub fn comes_again(&self, key: &[u64]) -> bool {
+    pub fn is_worth_recording(&self, key: &[u64]) -> bool {
         let mut once = self.once.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = once.iter().position(|known| **known == *key) {
             once.remove(at);
+            return true;
+        }
+        if once.is_empty() && self.graphs() == 0 {
             return true;
         }
         if once.len() == GRAPHS_MAX {
@@ -199,6 +202,19 @@ impl Device {
                 asked.map_err(DriverError::from)
             }
         }
+    }
+
+    /// Fails if cuBLASLt refuses a product of these kernels for the sizes of a run: for one that is not recorded, so that what it
+    /// refuses stops the run before any of it is done.
+    ///
+    /// # Errors
+    /// If it refuses one.
+    pub fn foresee<'a>(&self, mut kernels: impl Iterator<Item = &'a Lowered>, env: &Env) -> Result<(), DriverError> {
+        self.ready()?;
+        kernels.try_for_each(|kernel| match &kernel.product {
+            Some(product) => Ok(product.call(env, self.shared.library().map_err(|e| e.clone())?).map(|_| ())?),
+            None => Ok(()),
+        })
     }
 
     /// Launches one kernel of a program.

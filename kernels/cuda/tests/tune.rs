@@ -265,6 +265,15 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
         }
     }
     check(&list, &[algorithm(21, 1 << 20), algorithm(23, 1 << 20)], 1e-5);
+    // What the library refuses for the sizes of a run is known before the run begins.
+    let lowered = of_library(&list[1].0, algorithm(23, 0));
+    let device = Device::open(0, LIMITS).expect("it is there");
+    let done = driver.get("products");
+    driver.fail("cublasLtMatmulAlgoGetHeuristic", 0, INTERNAL_ERROR);
+    let refused = device.foresee([&lowered].into_iter(), &list[1].0.env).expect_err("it was told to fail").to_string();
+    assert!(refused.contains("cublasLtMatmulAlgoGetHeuristic answered"), "{refused}");
+    assert_eq!((device.foresee([&lowered].into_iter(), &list[1].0.env), driver.get("products")), (Ok(()), done));
+    drop(device);
     // An algorithm that does not do for smaller sizes gives way to one that does.
     let asked = driver.get("heuristics");
     driver.fail("cublasLtMatmulAlgoCheck", 0, NOT_SUPPORTED);

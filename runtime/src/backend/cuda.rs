@@ -336,6 +336,12 @@ impl Gpu {
         ended.map_err(|e| self.error(e))
     }
 
+    /// Fails if one of a run's kernels would be refused when it is asked for.
+    pub fn foresee<'a>(&self, kernels: impl Iterator<Item = &'a Kernel>, env: &Env) -> Result<()> {
+        let lowered = kernels.filter_map(|kernel| if let Kernel::Cuda(_, lowered) = kernel { Some(lowered) } else { None });
+        self.device.foresee(lowered, env).map_err(|e| self.error(e))
+    }
+
     /// Does a whole run by one call, if it has been recorded under this key.
     pub fn replay(&mut self, loaded: &Loaded, key: &[u64]) -> Result<bool> {
         let replayed = self.device.replay(&loaded.program, key);

@@ -1,4 +1,4 @@
-//! Runs on a CUDA device: a program's kernels loaded once, a run whose sizes come again recorded as a graph and done again.
+//! Runs on a CUDA device: a program's kernels loaded once, runs whose sizes come again recorded as graphs and done again.
 
 use slabwise_cuda::Lowered;
 use slabwise_kernels::memory::Region;
@@ -70,8 +70,9 @@ impl Session {
         if gpu.replay(loaded, &key)? {
             return Ok(true);
         }
-        if !loaded.program.comes_again(&key) {
-            return Ok(false);
+        if !loaded.program.is_worth_recording(&key) {
+            let kernels = inner.steps.iter().filter_map(|step| step.kernel());
+            return gpu.foresee(kernels, env).map(|()| false);
         }
         let host = host.unwrap_or_default();
         let whole = |b: usize| {
