@@ -132,15 +132,15 @@ fn endless_and_invisible_values_are_not_echoed() {
             };
             assert_eq!(refused(command, option).0, 2, "{line} {option}");
         }
-        let mut command = slabwise();
-        command.arg("pack").arg(value);
-        assert_eq!(refused(command, "").0, 2);
         for variable in ["SLABWISE_THREADS", "SLABWISE_POOL", "SLABWISE_AUTOTUNE"] {
             let mut command = slabwise();
             command.args(["plan", "mlp"]).env(variable, value);
             assert_eq!(refused(command, variable).0, 2);
         }
     }
+    let mut command = slabwise();
+    command.arg("pack").arg(hidden);
+    assert_eq!(refused(command, "[2Jb").0, 2);
 }
 
 #[test]
