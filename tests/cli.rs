@@ -339,8 +339,9 @@ fn a_variable_that_makes_no_sense_is_wrong_usage_wherever_it_is_read() {
     let switches = [(&"SLABWISE_THREADS", "lots"), (&"SLABWISE_AUTOTUNE", "abc"), (&"SLABWISE_CUDA_GRAPHS", "x")];
     for (name, value) in variables.chain(switches) {
         let commands = ["plan mlp".into(), "compare mlp".into(), "bench mlp".into(), format!("replay {trace}")];
-        // A replay has no threads and no products.
-        let commands = if MemoryConfig::VARIABLES.contains(name) { &commands[..] } else { &commands[..3] };
+        // A replay has no threads and no products, and its device is all the pool's.
+        let is_replayed = MemoryConfig::VARIABLES.contains(name) && *name != "SLABWISE_MEM_FRACTION";
+        let commands = if is_replayed { &commands[..] } else { &commands[..3] };
         for command in commands {
             let output = Command::new(env!("CARGO_BIN_EXE_slabwise")).args(command.split(' ')).env(name, value).output().unwrap();
             let why = String::from_utf8(output.stderr).unwrap();
