@@ -159,8 +159,8 @@ fn parameters_of_another_model() {
         &trace,
         [y],
         expect![[r#"
-        +3: parameter "theirs.weight" belongs to other Params than those used before, as "ours.weight" (in "theirs")
-        +3: parameter "theirs.bias" belongs to other Params than those used before, as "ours.weight" (in "theirs")"#]],
+        +3: parameter "theirs.weight" belongs to other Params than those used before, as "ours.weight"; one program reads the parameters of one Params (in "theirs")
+        +3: parameter "theirs.bias" belongs to other Params than those used before, as "ours.weight"; one program reads the parameters of one Params (in "theirs")"#]],
     );
     let trace = Trace::inference().named("stray");
     let y = trace.ones((1, 3)).apply(&theirs);
@@ -298,17 +298,21 @@ fn names_of_values() {
     says(
         0,
         session.copy_values("haed", "norm"),
-        expect![[r#"copy_values from "haed" to "norm": no weight has the path "haed"; did you mean "head"?; nothing was copied"#]],
+        expect![[r#"copy_values from "haed" to "norm", of which nothing was copied: no weight has the path "haed"; did you mean "head"?"#]],
     );
     says(
         0,
         session.copy_values("head", "norm"),
-        expect![[r#"copy_values from "head" to "norm": "head.weight" is f32 [2, 2] and "norm.weight" is f32 [2]; nothing was copied"#]],
+        expect![[
+            r#"copy_values from "head" to "norm", of which nothing was copied: "head.weight" is f32 [2, 2] and "norm.weight" is f32 [2]"#
+        ]],
     );
     says(
         0,
         session.copy_values("norm", "head"),
-        expect![[r#"copy_values from "norm" to "head": "norm.weight" is f32 [2] and "head.weight" is f32 [2, 2]; nothing was copied"#]],
+        expect![[
+            r#"copy_values from "norm" to "head", of which nothing was copied: "norm.weight" is f32 [2] and "head.weight" is f32 [2, 2]"#
+        ]],
     );
     says(0, session.copy_values("norm", "norm.copy"), expect![[r#"copy_values from "norm" to "norm.copy": one lies in the other"#]]);
     says(
@@ -364,7 +368,7 @@ fn buffers() {
     );
     says(0, session.download::<i32>(&kept), expect!["the values are f32, not i32; ask for them as what they are, or cast in the program"]);
     let other = self::session(&params);
-    says(0, other.download::<f32>(&kept), expect![[r#"buffer "kept" belongs to another session"#]]);
+    says(0, other.download::<f32>(&kept), expect![[r#"buffer "kept" belongs to another session; upload its values to this one"#]]);
     let mut session = session.with_threads(64);
     says(
         0,
@@ -441,7 +445,7 @@ fn images() {
         &trace,
         [a, b, c, d, e, f, g, h, i],
         expect![[r#"
-        +1: conv2d [batch, 4, 8, 8] with weight [8, 5, 3, 3]: 4 channels in 1 groups do not match a weight for 5 channels a group and 8 results (in "stem")
+        +1: conv2d [batch, 4, 8, 8] with weight [8, 5, 3, 3]: 4 channels in 1 group do not match a weight for 5 channels a group and 8 results (in "stem")
         +2: conv2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
         +3: max_pool2d of [batch, 4, 8, 8]: 2147483647 is more than the side, stride and padding of a window can be, which is 16777216
         +4: conv_transpose2d [batch, 4, 8, 8] with weight [5, 4, 3, 3]: the image has 4 channels, the weight is for 5
@@ -464,7 +468,7 @@ fn sizes() {
         &trace,
         [y],
         expect![
-            "+2: copy of [2, 2, 2, 2, 2, 2, 2, 2, 2]: it runs over 12 axes, of which a kernel can have 8; reshape so that axes that stay together are one"
+            "+2: rearranging [2, 2, 2, 2, 2, 2, 2, 2, 2]: it runs over 12 axes, of which a kernel can have 8; reshape so that axes that stay together are one"
         ],
     );
     let (trace, here) = (Trace::inference(), here!());
