@@ -98,21 +98,28 @@ impl<'t> Tensor<'t> {
         (x.exp().sum_keep(axis).ln() - wanted).mean()
     }
 
-    /// The mean of −(t·ln p + (1 − t)·ln(1 − p)) for probabilities p (this tensor) and targets t in 0..=1. Logarithms are those
-    /// of at least 2⁻¹²⁶; where p is below, no gradient flows. Of logits, [`Tensor::binary_cross_entropy_with_logits`] is exact.
+    /// The mean of −(t·ln p + (1 − t)·ln(1 − p)) for probabilities p (this tensor) and targets t in 0..=1. Logarithms below −100 count
+    /// as −100, and the gradient is (p − t)/max(p(1 − p), 10⁻¹²): finite and large where p is 0 or 1 and wrong. A p outside of 0..=1 gives
+    /// NaN. Of logits, [`Tensor::binary_cross_entropy_with_logits`] is exact.
     #[track_caller]
     pub fn binary_cross_entropy(self, target: Tensor<'t>) -> Tensor<'t> {
-        let ln = |p: Tensor<'t>| p.maximum(f32::MIN_POSITIVE).ln();
-        -(target * ln(self) + (1.0 - target) * ln(1.0 - self)).mean()
+        let (p, t) = (self, target);
+        let (hit, miss) = (p.ln(), (-p).log1p());
+        let loss = (t - 1.0) * miss.maximum(-100.0) - t * hit.maximum(-100.0);
+        loss.detach().with_slope(p, (p - t) / ((1.0 - p) * p).maximum(1e-12)).with_slope(t, miss - hit).mean()
     }
 
-    /// The mean of −(t·ln σ(x) + (1 − t)·ln(1 − σ(x))) for logits x (this tensor) and targets t in 0..=1: ln(1 + eˣ) − x·t.
+    /// The mean of −(t·ln σ(x) + (1 − t)·ln(1 − σ(x))) for logits x (this tensor) and targets t in 0..=1, without rounding σ(x): the
+    /// gradient is σ(x) − t. At x = ±∞ the loss is ∞, or NaN where the target is that very side (0 · ∞).
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(self, target: Tensor<'t>) -> Tensor<'t> {
-        (self.softplus() - self * target).mean()
+        let (x, t) = (self, target);
+        // ln(1 + eˣ) − x·t, as max(x, 0) − x·t + ln(1 + e^−|x|) with one product: no difference of infinities.
+        let loss = x * (x.gt(0.0).select(1.0, 0.0) - t) + (-x.abs()).exp().log1p();
+        loss.detach().with_slope(x, x.sigmoid() - t).with_slope(t, -x).mean()
     }
 
-    /// The mean of Huber's loss (1964) of d = x − target: d²/2 up to |d| = `delta`, from there on the line `delta`·(|d| − `delta`/2).
+    /// The mean of Huber's loss (1964) of d = x − target: d²/2 up to |d| = `delta`, from there on the line `delta`·(|d| − `delta`/2), whose slope is ±`delta` at ±∞ too.
     #[track_caller]
     pub fn huber(self, target: impl Operand<'t>, delta: f32) -> Tensor<'t> {
         let x = self.require(Location::caller(), |_, _| match delta {
@@ -121,7 +128,8 @@ impl<'t> Tensor<'t> {
         });
         let d = x - target;
         let far = d.abs();
-        far.le(delta).select(d * d * 0.5, (far - 0.5 * delta) * delta).mean()
+        let near = far.minimum(delta);
+        (near * (far - near * 0.5)).mean()
     }
 
     /// The mean of (x − target)².
@@ -131,7 +139,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// In a training trace zeroes each element with probability `p` and scales the others by 1/(1 − p) (Srivastava et al.
-    /// 2014); otherwise the identity.
+    /// 2014); otherwise the identity. What is dropped is 0, NaN and ∞ too.
     #[track_caller]
     pub fn dropout(self, p: f32) -> Tensor<'t> {
         let x = self.require(Location::caller(), |g, x| {

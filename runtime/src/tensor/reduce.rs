@@ -123,25 +123,25 @@ macro_rules! reductions {
 }
 
 reductions! {
-    /// The sum, of f32 or i32.
+    /// The sum, of f32 or i32, which wraps. Floats are summed in parts whose order depends on the shape alone.
     fold(ReduceOp::Sum) sum sum_over sum_keep;
-    /// The product, of f32 or i32.
+    /// The product, of f32 or i32, which wraps.
     fold(ReduceOp::Prod) prod prod_over prod_keep;
-    /// The largest element, of f32 or i32; NaN if any is.
+    /// The largest element, of f32 or i32; NaN if any is, −∞ or the least i32 if there are none. Equals share the gradient.
     fold(ReduceOp::Max) max max_over max_keep;
-    /// The smallest element, of f32 or i32; NaN if any is.
+    /// The smallest element, of f32 or i32; NaN if any is, ∞ or the largest i32 if there are none. Equals share the gradient.
     fold(ReduceOp::Min) min min_over min_keep;
     /// Whether any truth value holds.
     fold(ReduceOp::Any) any any_over any_keep;
     /// Whether all truth values hold.
     fold(ReduceOp::All) all all_over all_keep;
-    /// The mean, f32: of truth values the share that holds.
+    /// The mean, f32: of truth values the share that holds; NaN of nothing.
     average() mean mean_over mean_keep;
 }
 
 impl<'t> Tensor<'t> {
     /// The first position (i32) of the largest element along an axis, which goes; along several axes the position counts in
-    /// their row-major order. NaN counts as largest.
+    /// their row-major order. NaN counts as largest; of nothing it is 0.
     #[track_caller]
     pub fn argmax(self, axes: impl AxisSet) -> Tensor<'t> {
         self.fold(ReduceOp::ArgMax, axes, false)
@@ -154,7 +154,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// The first position (i32) of the smallest element along an axis, which goes; along several axes the position counts in
-    /// their row-major order. NaN counts as smallest.
+    /// their row-major order. NaN counts as smallest; of nothing it is 0.
     #[track_caller]
     pub fn argmin(self, axes: impl AxisSet) -> Tensor<'t> {
         self.fold(ReduceOp::ArgMin, axes, false)
