@@ -105,6 +105,10 @@ const OTHERWISE: &[(&str, &str, &[&[f32]], &[f32])] = &[
     ("logsumexp", "d0", &[&[1e20, -1e20, 1e20, -1e20]], &[0.5, 0.0, 0.5, 0.0]),
     ("logsumexp", "d0", &[&[1e7, 10_000_001.0, 10_000_002.0, 10_000_003.0]], &[0.032_058_6, 0.087_144_315, 0.236_882_8, 0.643_914_2]),
     ("logsumexp", "d0", &[&[1e4, 1e4, -1e4, 0.0]], &[0.5, 0.5, 0.0, 0.0]),
+    // A product of pairs, in another order; the gradient takes zeros apart, and what is left is not finite.
+    ("prod", "value", &[&[MAX, -MAX, 0.0, 0.0]], &[0.0]),
+    ("prod", "d0", &[&[MAX, -MAX, 0.0, 0.0]], &[NAN; 4]),
+    ("prod", "d0", &[&[NAN, 1.0, 0.0, 2.0]], &[NAN; 4]),
     // Variances that overflow are NaN everywhere.
     ("layer_norm", "value", &[&[1e20, -1e20, 1e20, -1e20]], &[NAN; 4]),
     ("layer_norm", "d0", &[&[1e20, -1e20, 1e20, -1e20]], &[NAN; 4]),
