@@ -21,8 +21,10 @@ mod tests;
 use super::Found;
 use super::sections::Sections;
 use memo::Memo;
-use search::{Outcome, ROUND, Search};
+pub(super) use search::ROUND;
+use search::{Outcome, Search};
 use state::Units;
+use std::borrow::Cow;
 use std::time::Instant;
 
 /// The memo grows up to two to this many keys of 16 bytes.
@@ -33,7 +35,8 @@ const MEMO_BITS: u32 = 22;
 /// The lowest possible limit is tried first, then limits halfway to what has been reached, all for the same number of
 /// nodes; then again for twice as many. Searches are resumed, not begun anew.
 pub(super) struct Exact<'a> {
-    sections: &'a Sections,
+    /// Sizes in bytes: rests of units count where they are.
+    sections: Cow<'a, Sections>,
     seed: u64,
     unit: u64,
     best: Found,
@@ -52,7 +55,8 @@ pub(super) struct Exact<'a> {
 impl<'a> Exact<'a> {
     /// Begins with the packing `best` and a proved lower bound.
     pub(super) fn new(sections: &'a Sections, best: Found, lower_bound: u64, seed: u64) -> Self {
-        let unit = Units::of(sections).bytes;
+        let sections = sections.in_bytes();
+        let unit = Units::of(&sections).bytes;
         let mut exact = Exact {
             sections,
             seed,
@@ -106,7 +110,7 @@ impl<'a> Exact<'a> {
     fn round(&mut self, goal: u64, threads: usize, deadline: Option<Instant>) {
         self.limit = self.limit.max(goal / self.unit);
         let at = self.searches.iter().position(|(limit, _)| *limit == self.limit).unwrap_or_else(|| {
-            self.searches.push((self.limit, Search::new(self.sections, self.limit * self.unit, self.seed)));
+            self.searches.push((self.limit, Search::new(&self.sections, self.limit * self.unit, self.seed)));
             self.searches.len() - 1
         });
         self.left = self.left.saturating_sub(ROUND);
