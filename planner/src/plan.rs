@@ -17,7 +17,7 @@ pub struct Options {
     pub reuse: bool,
     /// What may be spent on offsets where the fast packers miss the bound, as in [`Limits::effort`], for each of a few orders. All of it
     /// is where more than 1 % of the slab can still be won, a quarter where next to nothing can; and half of it without any success
-    /// ends the search. @@RATE@@ The search for what to run again under a budget grows with it too.
+    /// ends the search. The search for what to run again under a budget grows with it too.
     pub effort: u64,
 }
 
@@ -108,8 +108,6 @@ pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
     for (at, candidate) in candidates.iter().enumerate().filter(|_| options.reuse && options.effort > 0) {
         // All of them, lest a planner that may choose among more candidates look at others and end up higher.
         if best.as_ref().is_some_and(|(_, best)| candidate.bound < best.height) {
-            let height = best.as_ref().map_or(0, |(_, best)| best.height);
-            let limits = Limits { effort: worthwhile(options.effort, height, candidate.bound), ..limits };
             keep(&mut best, at, candidate.layout.problem.pack_within(&limits)?);
         }
     }
@@ -121,16 +119,6 @@ pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
         None => None,
     };
     Ok(candidate.into_plan(dag, packing, host))
-}
-
-/// The part of an effort for a packing that may turn a height into a bound: a part in `LEAST` for the last bytes, all of it where a
-/// part in `WORTH` of the height can be won.
-fn worthwhile(effort: u64, height: u64, bound: u64) -> u64 {
-    const WORTH: u128 = 100;
-    const LEAST: u128 = 4;
-    let whole = u128::from(height.max(1));
-    let won = (WORTH * u128::from(height.saturating_sub(bound))).clamp(whole / LEAST, whole);
-    (u128::from(effort) * won / whole) as u64
 }
 
 /// The sets of pairs worth packing, the most promising first.

@@ -40,7 +40,7 @@ pub struct Limits {
     pub capacity: Option<u64>,
     /// Ends the search at the next opportunity. `None`: only `effort` does. What is found then depends on the machine.
     pub time: Option<Duration>,
-    /// Items that improvement and exact search may place, again and again: @@RATE@@. What is found depends on
+    /// Items that improvement and exact search may place, again and again: about three million a second where there are two thousand items. What is found depends on
     /// this alone if `time` is not set, and then not on the machine or `threads`. 0: fast heuristics only.
     pub effort: u64,
     /// How many threads may work at once; the result does not depend on it.

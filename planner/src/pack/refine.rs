@@ -36,33 +36,52 @@ pub(super) struct Refined {
 pub(super) fn refine(sections: &Sections, lives: &Lives, found: Found, method: Method, budget: &Budget) -> Refined {
     let lower_bound = sections.lower_bound();
     let mut refined = Refined { found, method, lower_bound };
-    let mut improve = Improve::new(sections, lives, refined.found.clone(), budget.seed, budget.effort);
-    let mut exact = (sections.spans.len() <= EXACT_MAX).then(|| Exact::new(sections, refined.found.clone(), lower_bound, budget.seed));
     let round = round_cost(sections);
-    let (mut searched, mut spent, mut fruitless) = (0u64, 0u64, 0u64);
-    while spent < budget.effort && fruitless <= budget.effort / STALE && !budget.is_over() {
+    // A small problem gets whole rounds whatever the effort, and all of that: it is spent in a tenth of a second.
+    let is_small = round <= PLACED;
+    let (total, stale) = if is_small {
+        (budget.effort, u64::MAX)
+    } else {
+        let total = worthwhile(budget.effort, refined.found.height, budget.goal.max(lower_bound));
+        (total, total / STALE)
+    };
+    let mut improve = Improve::new(sections, lives, refined.found.clone(), budget.seed, if is_small { u64::MAX } else { total });
+    let mut exact = (sections.spans.len() <= EXACT_MAX).then(|| Exact::new(sections, refined.found.clone(), lower_bound, budget.seed));
+    let (mut left, mut searched, mut improved, mut fruitless) = (total, 0u64, 0u64, 0u64);
+    while left > 0 && fruitless <= stale && refined.found.height > budget.goal.max(refined.lower_bound) && !budget.is_over() {
         let before = (refined.found.height, refined.lower_bound);
-        if before.0 <= budget.goal.max(before.1) {
-            break;
-        }
-        let left = budget.effort - spent;
-        let due = round <= left && searched.saturating_add(round) <= improve.placed().saturating_add(PLACED);
-        if let Some(exact) = exact.as_mut().filter(|_| due) {
+        let due = (is_small || round <= left) && searched.saturating_add(round) <= improved.saturating_add(PLACED);
+        let spent = if let Some(exact) = exact.as_mut().filter(|_| due) {
             exact.offer(&refined.found);
             exact.run(budget.goal, ROUND, budget.threads, budget.deadline);
             refined.lower_bound = exact.lower_bound();
             refined.take(exact.best(), Method::Search);
             searched = searched.saturating_add(round);
+            round
         } else {
             improve.run(&Budget { effort: left.min(PLACED), ..*budget });
             refined.take(improve.best(), Method::SqueakyWheel);
-        }
-        let now = searched.saturating_add(improve.placed());
+            improved = improved.saturating_add(PLACED);
+            PLACED
+        };
+        left = left.saturating_sub(spent);
         let won = before != (refined.found.height, refined.lower_bound);
-        fruitless = if won { 0 } else { fruitless.saturating_add(now - spent) };
-        spent = now;
+        fruitless = if won { 0 } else { fruitless.saturating_add(spent) };
     }
     refined
+}
+
+/// The part of an effort for a packing of which no more than down to `bound` can be won: a part in `LEAST` for the last bytes, all
+/// of it where that is a part in `WORTH` of the height.
+fn worthwhile(effort: u64, height: u64, bound: u64) -> u64 {
+    const WORTH: u128 = 100;
+    const LEAST: u128 = 4;
+    if effort == u64::MAX {
+        return effort;
+    }
+    let whole = u128::from(height.max(1));
+    let won = (WORTH * u128::from(height.saturating_sub(bound))).clamp(whole / LEAST, whole);
+    (u128::from(effort) * won / whole) as u64
 }
 
 /// What a round of the exact search costs, in items placed: each of its nodes looks at most places of items in sections.
