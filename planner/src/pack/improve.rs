@@ -69,11 +69,6 @@ impl<'a> Improve<'a> {
         Improve { sections, lanes, passes, best: incumbent, placed: 0, ahead: None, stale: 0, restarts: 0 }
     }
 
-    /// Items placed so far.
-    pub(super) fn placed(&self) -> u64 {
-        self.placed
-    }
-
     /// What is best so far.
     pub(super) fn best(&self) -> &Found {
         &self.best
