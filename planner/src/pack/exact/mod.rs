@@ -101,22 +101,25 @@ impl<'a> Exact<'a> {
     pub(super) fn run(&mut self, goal: u64, nodes: u64, threads: usize, deadline: Option<Instant>) {
         self.credit = self.credit.saturating_add(nodes);
         while !self.is_done(goal) && self.credit >= ROUND && deadline.is_none_or(|deadline| Instant::now() < deadline) {
-            self.credit -= ROUND;
-            self.round(goal, threads, deadline);
+            // What a limit that is settled took is not charged: there are few limits, as they halve what is open.
+            if self.round(goal, threads, deadline) {
+                self.credit -= ROUND;
+            }
         }
     }
 
-    /// One round of the search at the limit in turn. What is lower than the goal is not asked for.
-    fn round(&mut self, goal: u64, threads: usize, deadline: Option<Instant>) {
+    /// One round of the search at the limit in turn; whether that limit is still open. What is lower than the goal is not asked for.
+    fn round(&mut self, goal: u64, threads: usize, deadline: Option<Instant>) -> bool {
         self.limit = self.limit.max(goal / self.unit);
         let at = self.searches.iter().position(|(limit, _)| *limit == self.limit).unwrap_or_else(|| {
             self.searches.push((self.limit, Search::new(&self.sections, self.limit * self.unit, self.seed)));
             self.searches.len() - 1
         });
         self.left = self.left.saturating_sub(ROUND);
+        let mut is_open = false;
         match self.searches[at].1.run(ROUND, &mut self.memo, threads, deadline) {
-            Outcome::Open if self.left > 0 => return,
-            Outcome::Open => {}
+            Outcome::Open if self.left > 0 => return true,
+            Outcome::Open => is_open = true,
             Outcome::Found(found) => self.best = found.clone(),
             Outcome::Infeasible => self.lower_bound = self.lower_bound.max((self.limit + 1) * self.unit),
         }
@@ -134,5 +137,6 @@ impl<'a> Exact<'a> {
             }
         };
         self.left = self.grant;
+        is_open
     }
 }
