@@ -81,7 +81,7 @@ fn setup(case: &Case, rng: &mut Rng) -> Setup {
     let filled = case.dims.iter().all(|d| d.lengths.iter().all(|&n| n > 0));
     let kinds = 1 + usize::from(rng.one_in(3));
     for _ in 0..kinds {
-        match rng.weighted(&[8, 3, 4, 6, 3, 3, 2, 1, 2]) {
+        match rng.weighted(&[8, 3, 4, 4, 3, 3, 2, 1, 2]) {
             0 => {
                 let several = 1 + rng.below(2);
                 for _ in 0..several {
@@ -94,14 +94,14 @@ fn setup(case: &Case, rng: &mut Rng) -> Setup {
             1 => setup.threads = rng.pick(&[2, 2, 3, 4]),
             2 => setup.dynamic = true,
             3 => {
-                setup.budget = Some(rng.pick(&[95, 80, 60, 50, 30]));
+                setup.budget = Some(rng.pick(&[95, 80, 80, 60, 40]));
                 setup.offload = rng.one_in(2).then(|| rng.pick(&[1_000_000, 1_000_000_000, 100_000_000_000]));
             }
             4 => setup.feed = rng.pick(&[Feed::Resident, Feed::Donated]),
             5 => setup.swap_dims = has_dims && filled,
             6 => setup.anew = true,
             7 => setup.reload = case.runs.len() > 1,
-            _ => setup.alone = case.programs.len() > 1,
+            _ => setup.alone = case.programs.len() > 1 && !case.programs.iter().any(Program::has_effects),
         }
     }
     // A session that is loaded again has other buffers.

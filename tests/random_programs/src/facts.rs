@@ -44,6 +44,14 @@ impl Len {
         self.as_fixed() == Some(n)
     }
 
+    /// The dimension that it is, if it is one and nothing else.
+    pub fn named(self) -> Option<usize> {
+        match self {
+            Len { times: 1, of: Some(Unknown::Named(dim)), plus: 0 } => Some(dim),
+            _ => None,
+        }
+    }
+
     /// Whether a run finds it.
     pub fn is_found(self) -> bool {
         matches!(self.of, Some(Unknown::Found(_)))

@@ -33,18 +33,21 @@ pub struct Finding {
 impl Finding {
     /// Equal for what is most likely one cause.
     pub fn signature(&self) -> String {
+        // Numbers, and names in quotes, differ from case to case.
         let short = |text: &str| -> String {
-            let kept = text.chars().filter(|c| !c.is_ascii_digit());
-            let kept: String = kept.collect();
-            // A panic's place says it best.
-            kept.rsplit(" at ").next().unwrap_or_default().chars().take(60).collect()
+            let bare: String = text.split('`').step_by(2).collect();
+            bare.chars().filter(|c| !c.is_ascii_digit()).take(80).collect()
         };
         match &self.fault {
             Fault::Failed(Failure::Panic(text)) => format!("panic {}", text.rsplit(" at ").next().unwrap_or_default()),
+            Fault::Failed(Failure::Internal(text)) => {
+                // What is wrong stands at the end, behind the name of a task.
+                let words: Vec<&str> = text.split_whitespace().collect();
+                format!("internal {}", short(&words[words.len().saturating_sub(6)..].join(" ")).trim_start_matches(|c: char| c != ' '))
+            }
             Fault::Failed(failure) => {
                 let text = failure.text();
-                let text = text.split_once(".rs:").map_or(text, |(_, rest)| rest);
-                format!("error {}", short(text))
+                format!("error {}", short(text.split_once(".rs:").map_or(text, |(_, rest)| rest)))
             }
             Fault::Shape(_) => "shape".into(),
             Fault::Differs(_) => format!("differs {}", short(&self.setup.describe())),

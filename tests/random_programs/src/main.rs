@@ -1,33 +1,84 @@
-//! `random-programs`.
+//! `random-programs fuzz` and `random-programs replay`; see the library.
 #![forbid(unsafe_code)]
 
-use slabwise_random_programs::{
-    draw, judge,
-    rng::{Rng, mixed},
-};
-use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-fn main() {
-    let args: Vec<u64> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
-    let (seed, graphs) = (args[0], args[1]);
-    let mut counts = judge::Counts::default();
-    let mut seen: BTreeMap<String, (u64, String)> = BTreeMap::new();
-    let t = std::time::Instant::now();
-    for i in 0..graphs {
-        let s = mixed(mixed(seed) ^ i);
-        let case = draw::case(s, 12);
-        if !judge::is_valid(&case) {
-            println!("INVALID {s}: {case:#?}");
+use slabwise_random_programs::hunt::{Hunt, drawn, reduced};
+use slabwise_random_programs::judge::{Counts, judge};
+
+const USAGE: &str = "\
+random-programs fuzz [--seconds S] [--seed N] [--graphs G] [--threads T] [--max-size M] [--trail FILE]
+random-programs replay SEED [--max-size M]
+
+fuzz draws and judges programs until the time or the number is reached; it ends with 1 if something was found.
+replay judges one program by the seed that a report names, and prints everything about it.";
+
+/// Most statements of a case, unless told otherwise.
+const SIZE: usize = 12;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match start(&args) {
+        Ok(code) => code,
+        Err(why) => {
+            eprintln!("{why}\n\n{USAGE}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn start(args: &[String]) -> Result<ExitCode, String> {
+    let (command, rest) = args.split_first().ok_or("a command is missing")?;
+    let mut hunt = Hunt { seed: 0, seconds: None, graphs: None, threads: 1, max_size: SIZE, trail: None, loud: true };
+    let mut case = None;
+    let mut at = rest.iter();
+    while let Some(option) = at.next() {
+        if !option.starts_with("--") && command == "replay" && case.is_none() {
+            case = Some(number(option, "the seed")?);
             continue;
         }
-        let setups = draw::setups(&case, &mut Rng::new(s ^ 1));
-        if let Some(f) = judge::judge(&case, &setups, &mut counts) {
-            let e = seen.entry(f.signature()).or_insert((0, format!("{s}: {}", f.text())));
-            e.0 += 1;
+        let value = at.next().ok_or_else(|| format!("{option} needs a value"))?;
+        match option.as_str() {
+            "--seconds" => hunt.seconds = Some(number(value, option)?),
+            "--seed" => hunt.seed = number(value, option)?,
+            "--graphs" => hunt.graphs = Some(number(value, option)?),
+            "--threads" => hunt.threads = number(value, option)?,
+            "--max-size" => hunt.max_size = number(value, option)?,
+            "--trail" => hunt.trail = Some(value.into()),
+            other => return Err(format!("there is no option {other}")),
         }
     }
-    println!("{counts:?} {:?}", t.elapsed());
-    for (k, (n, t)) in seen {
-        println!("{n} x {k}\n    {}", t.chars().take(400).collect::<String>());
+    match (command.as_str(), case) {
+        ("fuzz", _) => {
+            if hunt.seconds.is_none() && hunt.graphs.is_none() {
+                return Err("fuzz needs --seconds or --graphs".into());
+            }
+            Ok(ExitCode::from(u8::from(!hunt.go().reports.is_empty())))
+        }
+        ("replay", Some(seed)) => Ok(replay(seed, hunt.max_size)),
+        ("replay", None) => Err("replay needs the seed of a case".into()),
+        (other, _) => Err(format!("there is no command {other}")),
     }
+}
+
+fn number<T: std::str::FromStr>(text: &str, what: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("{what}: {text} is not a number that fits"))
+}
+
+fn replay(seed: u64, max_size: usize) -> ExitCode {
+    let (case, setups) = drawn(seed, max_size);
+    println!("{case:#?}");
+    for setup in &setups {
+        println!("and with {}", setup.describe());
+    }
+    let mut counts = Counts::default();
+    let Some(finding) = judge(&case, &setups, &mut counts) else {
+        println!("nothing is wrong: {counts:?}");
+        return ExitCode::SUCCESS;
+    };
+    println!("found: {}", finding.text());
+    let report = reduced(seed, case, finding, Instant::now() + Duration::from_secs(60));
+    println!("{}\n{:#?}", report.text(max_size), report.trial);
+    ExitCode::FAILURE
 }

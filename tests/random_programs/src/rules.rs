@@ -123,6 +123,7 @@ fn flows(op: &Op) -> bool {
         Op::Unary(u) => !stops(u),
         Op::Checkpoint(list) => !list.iter().any(stops),
         Op::Unique
+        | Op::UniformLike
         | Op::OneHot(_)
         | Op::Gradient
         | Op::Nonzero

@@ -289,7 +289,7 @@ impl Runner<'_> {
         let mut programs: Vec<Option<Box<dyn Compiled>>> = Vec::new();
         let mut graphs = Vec::new();
         for (program, other) in case.programs.iter().zip(&mut others) {
-            let apart = setup.alone && !program.has_effects() && case.programs.len() > 1;
+            let apart = setup.alone && case.programs.len() > 1;
             let (compiled, graph) = match apart {
                 true => self.compile(other.insert(self.session()?), program)?,
                 false => self.compile(&mut session, program)?,

@@ -1,7 +1,6 @@
 //! How a case is compiled and run.
 
 use slabwise::CompileOptions;
-use slabwise_planner::OrderPolicy;
 
 macro_rules! switches {
     ($($(#[$doc:meta])* $variant:ident $rounds:literal |$options:ident| $change:expr;)*) => {
@@ -46,7 +45,7 @@ switches! {
     Algebra true |options| options.simplify.algebra = false;
     Apart false |options| options.planner.reuse = false;
     NotInPlace false |options| options.planner.in_place = false;
-    ProgramOrder false |options| options.planner.order = OrderPolicy::Program;
+    ProgramOrder false |options| options.planner.order = slabwise_planner::OrderPolicy::Program;
     Effortless false |options| options.planner.effort = 0;
     NotLent false |options| options.shapes.lend = false;
     Unsliced false |options| options.unsliced = true;
@@ -90,7 +89,7 @@ pub struct Setup {
     pub anew: bool,
     /// Weights and state saved after the first run, and loaded by another session.
     pub reload: bool,
-    /// Each program that changes nothing in a session of its own.
+    /// Each program in a session of its own; only where none changes what another reads.
     pub alone: bool,
 }
 

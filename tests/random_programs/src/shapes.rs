@@ -224,7 +224,9 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
         (Op::Unique, [x]) => {
             let most = scope.elements(&x.dims)?;
             (x.dtype != DType::Bool && x.exact).then_some(())?;
-            viewed(x, vec![scope.found(at, most)?])
+            // Arithmetic on halves gives f32, and detaching is arithmetic.
+            let dtype = if x.dtype.is_float() { DType::F32 } else { x.dtype };
+            Fact { dtype, ..viewed(x, vec![scope.found(at, most)?]) }
         }
         (Op::DynamicSlice(axis), [x, start, length]) => {
             let scalar = |s: &Fact| s.dtype == DType::I32 && s.rank() == 0 && s.exact && s.low >= 0.0;
