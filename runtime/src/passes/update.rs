@@ -72,6 +72,9 @@ pub(super) fn place_updates(clusters: &Clusters) -> Updates {
             updates.after[at].push(finder);
         }
     }
+    for (before, after) in part_orders(clusters) {
+        next[before].insert(after);
+    }
     for (before, after) in successions(clusters, &next) {
         next[before].insert(after);
         updates.after[after].push(before);
@@ -102,6 +105,21 @@ pub(super) fn place_updates(clusters: &Clusters) -> Updates {
         after.dedup();
     }
     updates
+}
+
+/// Kernels that write parts of one buffer, each with the next one: parts are written in the order of the kernels.
+fn part_orders(clusters: &Clusters) -> Vec<(usize, usize)> {
+    let mut pairs = Vec::new();
+    for id in clusters.graph.ids() {
+        let node = clusters.graph.node(id);
+        if let Op::Concat { .. } = node.op {
+            let mut writers: Vec<usize> = node.inputs.iter().filter_map(|i| Some(clusters.places[i.at()].as_ref()?.cluster)).collect();
+            writers.sort_unstable();
+            writers.dedup();
+            pairs.extend(writers.windows(2).map(|pair| (pair[0], pair[1])));
+        }
+    }
+    pairs
 }
 
 /// Kernels of one part of the batch, and those of the next that wait for them: the last ones and the first ones of each.

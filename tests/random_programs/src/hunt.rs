@@ -11,15 +11,17 @@ use slabwise::reference::Precision;
 
 use crate::case::Case;
 use crate::draw;
-use crate::judge::{Counts, Fault, Finding, judge};
+use crate::judge::{Counts, Fault, Finding, Plant, judge_planted};
 use crate::print::{Claim, test};
 use crate::rng::{Rng, mixed};
 use crate::run::{Witness, execute, reference};
 use crate::setup::Setup;
 use crate::shrink::{Trial, shrink};
 
-/// How long a case may take.
-const CASE_MAX: Duration = Duration::from_secs(20);
+/// How long a case may take: seconds of its thread's processor time where the system tells it, else of the clock; and of the
+/// clock at any rate, for what waits for ever.
+const CASE_MAX: f64 = 20.0;
+const WAIT_MAX: f64 = 120.0;
 /// How long one finding is shrunk at most.
 const SHRINK_MAX: Duration = Duration::from_secs(20);
 /// Bytes of a worker's stack.
@@ -81,11 +83,11 @@ pub fn drawn(seed: u64, max_size: usize) -> (Case, Vec<Setup>) {
 }
 
 /// The smallest case found that has a finding like this one, as a report.
-pub fn reduced(seed: u64, case: Case, finding: Finding, deadline: Instant) -> Report {
+pub fn reduced(seed: u64, case: Case, finding: Finding, deadline: Instant, plant: Plant<'_>) -> Report {
     let setup = finding.setup.clone();
     let like = |trial: &Trial| {
         let setups = if trial.setup == Setup::default() { Vec::new() } else { vec![trial.setup.clone()] };
-        judge(&trial.case, &setups, &mut Counts::default()).filter(|found| found.is_like(&finding))
+        judge_planted(&trial.case, &setups, &mut Counts::default(), plant).filter(|found| found.is_like(&finding))
     };
     let trial = shrink(Trial { case, setup }, deadline, |trial| like(trial).is_some());
     let finding = like(&trial).unwrap_or(finding);
@@ -114,8 +116,44 @@ struct Shared {
     next: AtomicU64,
     stop: AtomicBool,
     bag: Mutex<Bag>,
-    /// The seed of each worker's case, and when it began.
-    under_way: Vec<Mutex<Option<(u64, Instant)>>>,
+    /// What each worker does.
+    under_way: Vec<Mutex<Option<UnderWay>>>,
+}
+
+/// A case under way.
+#[derive(Clone)]
+struct UnderWay {
+    seed: u64,
+    since: Instant,
+    /// Where the system tells the processor time of the thread, and what it was at the start.
+    clock: Option<(PathBuf, f64)>,
+}
+
+/// Seconds of processor time of a thread, as Linux tells them.
+fn processor_seconds(stat: &std::path::Path) -> Option<f64> {
+    let text = std::fs::read_to_string(stat).ok()?;
+    // Behind the name, which may have blanks in it: the 12th and 13th fields, in hundredths of a second.
+    let mut fields = text.rsplit(')').next()?.split_whitespace().skip(11);
+    let [user, system] = [fields.next()?, fields.next()?].map(|f| f.parse::<f64>().unwrap_or(0.0));
+    Some((user + system) / 100.0)
+}
+
+impl UnderWay {
+    fn begin(seed: u64) -> UnderWay {
+        let stat = std::fs::read_link("/proc/thread-self").ok().map(|thread| PathBuf::from("/proc").join(thread).join("stat"));
+        let clock = stat.and_then(|stat| Some((stat.clone(), processor_seconds(&stat)?)));
+        UnderWay { seed, since: Instant::now(), clock }
+    }
+
+    /// Seconds that it takes so far, if they are too many.
+    fn too_long(&self) -> Option<f64> {
+        let waited = self.since.elapsed().as_secs_f64();
+        if waited <= CASE_MAX {
+            return None;
+        }
+        let used = self.clock.as_ref().and_then(|(stat, before)| Some(processor_seconds(stat)? - before)).unwrap_or(waited);
+        (used > CASE_MAX || waited > WAIT_MAX).then_some(waited)
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -125,6 +163,11 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 impl Hunt {
     /// Hunts until the time or the number of cases is reached.
     pub fn go(&self) -> Bag {
+        self.go_planted(&|_, _, _| {})
+    }
+
+    /// [`Hunt::go`] with results that are changed before they are compared.
+    pub fn go_planted(&self, plant: Plant<'_>) -> Bag {
         let started = Instant::now();
         let shared = Shared {
             next: AtomicU64::new(0),
@@ -136,7 +179,7 @@ impl Hunt {
             let mut workers = Vec::new();
             for worker in 0..shared.under_way.len() {
                 let shared = &shared;
-                let built = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || self.work(shared, worker));
+                let built = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || self.work(shared, worker, plant));
                 workers.push(built.unwrap_or_else(|e| panic!("a thread cannot be started: {e}")));
             }
             let mut said = Instant::now();
@@ -161,22 +204,19 @@ impl Hunt {
 
     /// Ends the process if a case takes too long: nothing else can end the case.
     fn watch(&self, shared: &Shared) {
-        let late = |slot: &Mutex<Option<(u64, Instant)>>| locked(slot).filter(|(_, since)| since.elapsed() > CASE_MAX);
-        if let Some((seed, since)) = shared.under_way.iter().find_map(late) {
-            println!(
-                "case {seed} takes {:.0} s so far; to see it again: replay {seed} --max-size {}",
-                since.elapsed().as_secs_f64(),
-                self.max_size
-            );
+        let late = |slot: &Mutex<Option<UnderWay>>| locked(slot).as_ref().and_then(|case| Some((case.seed, case.too_long()?)));
+        if let Some((seed, seconds)) = shared.under_way.iter().find_map(late) {
+            println!("case {seed} takes {seconds:.0} s so far; to see it again: replay {seed} --max-size {}", self.max_size);
             std::process::exit(1);
         }
     }
 
-    fn work(&self, shared: &Shared, worker: usize) {
+    fn work(&self, shared: &Shared, worker: usize, plant: Plant<'_>) {
         let begin = |seed: u64| {
-            *locked(&shared.under_way[worker]) = Some((seed, Instant::now()));
+            *locked(&shared.under_way[worker]) = Some(UnderWay::begin(seed));
             if let Some(trail) = &self.trail {
-                let all: Vec<String> = shared.under_way.iter().filter_map(|s| locked(s).map(|(seed, _)| seed.to_string())).collect();
+                let all: Vec<String> =
+                    shared.under_way.iter().filter_map(|s| locked(s).as_ref().map(|case| case.seed.to_string())).collect();
                 // A trail that cannot be written is missed only by someone who needs it.
                 drop(std::fs::write(trail, all.join("\n")));
             }
@@ -190,7 +230,7 @@ impl Hunt {
             begin(seed);
             let (case, setups) = drawn(seed, self.max_size);
             let mut counts = Counts::default();
-            let found = judge(&case, &setups, &mut counts);
+            let found = judge_planted(&case, &setups, &mut counts, plant);
             locked(&shared.bag).counts.add(&counts);
             let Some(finding) = found else { continue };
             let known = {
@@ -200,7 +240,7 @@ impl Hunt {
             if !known {
                 *locked(&shared.under_way[worker]) = None;
                 let signature = finding.signature();
-                let report = reduced(seed, case, finding, Instant::now() + SHRINK_MAX);
+                let report = reduced(seed, case, finding, Instant::now() + SHRINK_MAX, plant);
                 if self.loud {
                     println!("{}", report.text(self.max_size));
                 }

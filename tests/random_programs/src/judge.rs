@@ -104,9 +104,15 @@ enum Ran {
     Found(Finding),
 }
 
-fn run(case: &Case, setup: &Setup, witness: Option<&mut Witness>) -> Ran {
+/// A change of results before they are compared: a planted bug, to test the judge and the shrinker with.
+pub type Plant<'a> = &'a (dyn Fn(&Case, &Setup, &mut Outcome) + Sync);
+
+fn run(case: &Case, setup: &Setup, witness: Option<&mut Witness>, plant: Plant<'_>) -> Ran {
     match execute(case, setup, witness) {
-        Ok(outcome) => Ran::Gave(outcome),
+        Ok(mut outcome) => {
+            plant(case, setup, &mut outcome);
+            Ran::Gave(outcome)
+        }
         Err(failure) if documented(case, setup, &failure) => Ran::Refused,
         Err(failure) => Ran::Found(Finding { fault: Fault::Failed(failure), setup: setup.clone() }),
     }
@@ -201,10 +207,15 @@ pub fn mentions(op: &Op, dim: usize) -> bool {
 
 /// What is wrong with a case, run in these ways beside the default.
 pub fn judge(case: &Case, setups: &[Setup], counts: &mut Counts) -> Option<Finding> {
+    judge_planted(case, setups, counts, &|_, _, _| {})
+}
+
+/// [`judge`] of results that are changed before they are compared.
+pub fn judge_planted(case: &Case, setups: &[Setup], counts: &mut Counts, plant: Plant<'_>) -> Option<Finding> {
     counts.graphs += 1;
     counts.variants += 1;
     let mut witness = Witness::default();
-    let base = match run(case, &Setup::default(), Some(&mut witness)) {
+    let base = match run(case, &Setup::default(), Some(&mut witness), plant) {
         Ran::Gave(outcome) => outcome,
         Ran::Refused => {
             counts.refused += 1;
@@ -233,7 +244,7 @@ pub fn judge(case: &Case, setups: &[Setup], counts: &mut Counts) -> Option<Findi
             continue;
         }
         counts.variants += 1;
-        let other = match run(case, setup, None) {
+        let other = match run(case, setup, None, plant) {
             Ran::Gave(outcome) => outcome,
             Ran::Refused => {
                 counts.refused += 1;

@@ -78,7 +78,7 @@ fn replay(seed: u64, max_size: usize) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     println!("found: {}", finding.text());
-    let report = reduced(seed, case, finding, Instant::now() + Duration::from_secs(60));
+    let report = reduced(seed, case, finding, Instant::now() + Duration::from_secs(60), &|_, _, _| {});
     println!("{}\n{:#?}", report.text(max_size), report.trial);
     ExitCode::FAILURE
 }

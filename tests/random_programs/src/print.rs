@@ -54,7 +54,7 @@ pub fn test(name: &str, about: &str, case: &Case, setup: &Setup, claim: &Claim<'
     for line in about.lines().take(6) {
         let _ = writeln!(text, "/// {}", line.trim());
     }
-    let _ = writeln!(text, "#[test]\n#[allow(unused_imports, unused_variables, unused_mut, dead_code)]");
+    let _ = writeln!(text, "#[test]\n#[allow(clippy::all, dead_code, unused_imports, unused_mut, unused_variables)]");
     let _ = writeln!(text, "fn {name}() -> slabwise::Result<()> {{\n{HELPERS}");
     let _ = writeln!(text, "    // The first way is the default, the second: {}.", setup.describe());
     let _ = writeln!(text, "    let run = |second: bool| -> Result<Vec<Vec<f64>>> {{");
@@ -195,6 +195,9 @@ impl Body<'_> {
         let setup = self.setup;
         self.line("let open = || -> Result<Session> {");
         self.line("    let mut options = CompileOptions::default();");
+        if setup.budget.is_some() {
+            self.line(&format!("    if second {{ options.planner.effort = {}; }}", crate::setup::EFFORT));
+        }
         for switch in &setup.switches {
             self.line(&format!("    if second {{ {}; }}", switch.text()));
         }

@@ -68,6 +68,9 @@ pub enum Feed {
     Donated,
 }
 
+/// What the planner may spend under a budget.
+pub const EFFORT: u64 = 20_000;
+
 /// How a case is compiled and run. The default is what everything is compared with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
@@ -119,6 +122,10 @@ impl Setup {
     /// The options of compilation.
     pub fn options(&self) -> CompileOptions {
         let mut options = CompileOptions::default();
+        if self.budget.is_some() {
+            // The search for what to run again under a budget takes what it is given, and there are many programs.
+            options.planner.effort = EFFORT;
+        }
         self.switches.iter().for_each(|s| s.apply(&mut options));
         options
     }
