@@ -1,5 +1,6 @@
 //! Draws cases: small programs of every kind of statement, and how each is run.
 
+mod choices;
 mod steps;
 
 use slabwise::DType;

@@ -42,8 +42,9 @@ impl Finding {
             Fault::Failed(Failure::Panic(text)) => format!("panic {}", text.rsplit(" at ").next().unwrap_or_default()),
             Fault::Failed(Failure::Internal(text)) => {
                 // What is wrong stands at the end, behind the name of a task.
-                let words: Vec<&str> = text.split_whitespace().collect();
-                format!("internal {}", short(&words[words.len().saturating_sub(6)..].join(" ")).trim_start_matches(|c: char| c != ' '))
+                let bare = short(text);
+                let words: Vec<&str> = bare.split_whitespace().collect();
+                format!("internal {}", words[words.len().saturating_sub(3)..].join(" "))
             }
             Fault::Failed(failure) => {
                 let text = failure.text();
