@@ -56,7 +56,8 @@ fn one_buffer_cannot_be_donated_and_used_in_one_run() {
     let program = session.compile(&trace, [a + b]).expect("compiles");
     let buffer = session.upload("x", &x).expect("uploads");
     let copy = buffer.clone();
-    assert!(matches!(session.run(&program, (buffer.donate(), &copy)), Err(Error::Donated { .. })));
+    let error = session.run(&program, (buffer.donate(), &copy)).err().expect("one buffer cannot be both").to_string();
+    assert!(error.starts_with("input \"b\": the buffer \"x\" is donated, and fed to another input too"), "{error}");
     assert_eq!(session.download::<f32>(&copy).expect("nothing ran, nothing is lost"), x.into_dyn());
 }
 
@@ -69,8 +70,68 @@ fn freed_and_foreign_buffers_are_errors() {
     let elsewhere = other.upload("y", &x).expect("uploads");
     assert!(matches!(session.run(&program, (&elsewhere,)), Err(Error::Foreign(_))));
     session.free(buffer.clone()).expect("is alive");
-    assert!(matches!(session.run(&program, (&buffer,)), Err(Error::Donated { .. })));
-    assert!(session.free(buffer).is_err());
+    assert!(matches!(session.run(&program, (&buffer,)), Err(Error::Freed { name }) if name == "x"));
+    assert!(matches!(session.download::<f32>(&buffer), Err(Error::Freed { .. })));
+    // Another buffer has the slot now; the old handle is not one of it.
+    let other = session.upload("z", &x).expect("uploads");
+    assert!(matches!(session.free(buffer), Err(Error::Freed { .. })));
+    assert_eq!(session.download::<f32>(&other).expect("is alive"), x.into_dyn());
+}
+
+#[test]
+fn a_donation_that_no_output_takes_is_refused_and_the_buffer_stays() {
+    let (mut session, x) = start();
+    let trace = Trace::inference().named("sum");
+    let input = trace.input("x", F32, (2, 3));
+    let program = session.compile(&trace, [input.sum()]).expect("compiles");
+    let buffer = session.upload("pixels", &x).expect("uploads");
+    let copy = buffer.clone();
+    let donated = buffer.donate();
+    for dynamic in [false, true] {
+        let result = if dynamic { session.run_dynamic(&program, (&donated,)) } else { session.run(&program, (&donated,)) };
+        let error = result.err().expect("nothing takes the bytes").to_string();
+        let said = "input \"x\": the buffer \"pixels\" is donated to it, but no output of \"sum\" takes its bytes";
+        assert!(error.starts_with(said), "{error}");
+    }
+    assert_eq!(session.download::<f32>(&copy).expect("is alive"), x.clone().into_dyn());
+    assert_eq!(session.run(&program, &copy).expect("runs")[0].item(), 21.0);
+}
+
+#[test]
+fn outputs_become_buffers_that_feed_other_programs() {
+    let (mut session, x) = start();
+    let trace = Trace::inference().named("double");
+    let input = trace.input("x", F32, (2, 3));
+    let double = session.compile(&trace, [input * 2.0, input.sum()]).expect("compiles");
+    let trace = Trace::inference().named("add");
+    let (a, b) = (trace.input("a", F32, (2, 3)), trace.input("b", F32, ()));
+    let add = session.compile(&trace, [a + b]).expect("compiles");
+    let [twice, sum] = session.run_resident(&double, &x).expect("runs");
+    // The next run of either leaves them as they are.
+    session.run(&double, &(&x * 100.0)).expect("runs");
+    for _ in 0..2 {
+        let [y] = session.run(&add, (&twice, &sum)).expect("runs");
+        assert_eq!(y.array::<f32>().expect("f32"), (&x * 2.0 + 21.0).into_dyn());
+        assert_eq!(format!("{y:?}"), "f32 [2, 3]");
+    }
+    session.free(twice).expect("is alive");
+    session.free(sum).expect("is alive");
+}
+
+#[test]
+fn one_input_is_a_feed_by_itself() {
+    let (mut session, x) = start();
+    let program = doubling(&mut session);
+    let want = (&x * 2.0 + 21.0).into_dyn();
+    let flat: Vec<f32> = x.iter().copied().collect();
+    assert_eq!(session.run(&program, &x).expect("an array")[0].array::<f32>().expect("f32"), want);
+    assert_eq!(session.run(&program, x.view()).expect("a view")[0].array::<f32>().expect("f32"), want);
+    assert_eq!(session.run(&program, &flat).expect("a vector")[0].array::<f32>().expect("f32"), want);
+    assert_eq!(session.run(&program, &flat[..]).expect("a slice")[0].array::<f32>().expect("f32"), want);
+    assert_eq!(session.run(&program, [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]).expect("numbers")[0].array::<f32>().expect("f32"), want);
+    let buffer = session.upload("x", &x).expect("uploads");
+    assert_eq!(session.run(&program, &buffer).expect("a buffer")[0].array::<f32>().expect("f32"), want);
+    assert_eq!(session.run(&program, buffer.donate()).expect("a donated one")[0].array::<f32>().expect("f32"), want);
 }
 
 #[test]

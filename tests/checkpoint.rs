@@ -154,3 +154,22 @@ fn tiles_never_hold_all_scores() {
     assert!(largest <= scores / 8, "the largest buffer has {largest} of {scores} bytes");
     assert!(tiled < scores, "{tiled} bytes in tiles, {whole} at once");
 }
+
+/// A value that turns out to be a number, or a position, is there whenever it is needed; to keep it asks for nothing.
+#[test]
+fn what_turns_out_to_be_a_number_can_be_kept() {
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (1, 3));
+    let number = trace.full(2.0, F32, (3,)).keep() + x;
+    let zeros = trace.zeros((3,)).exp().keep() * x;
+    let places = trace.arange(3).keep().cast(F32) + x;
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let kept = [number, zeros, places, x.argmax(0).keep(), x.keep(), trace.arange(3).keep()];
+    let program = session.compile(&trace, kept).expect("it compiles");
+    let x = ndarray::arr2(&[[1.0f32, -2.0, 3.0]]);
+    let outputs = session.run(&program, (&x,)).expect("it runs");
+    let of = |at: usize| outputs[at].array::<f32>().expect("f32").into_raw_vec_and_offset().0;
+    assert_eq!((of(0), of(1), of(2)), (vec![3.0, 0.0, 5.0], vec![1.0, -2.0, 3.0], vec![1.0, -1.0, 5.0]));
+    assert_eq!(outputs[3].array::<i32>().expect("i32").into_raw_vec_and_offset().0, [0, 0, 0]);
+    assert_eq!(outputs[5].array::<i32>().expect("i32").into_raw_vec_and_offset().0, [0, 1, 2]);
+}

@@ -129,7 +129,7 @@ fn diff_tells_what_made_a_plan_grow() {
     assert!(["slab", "at the peaks, by layer", "stem.relu", "other sizes"].iter().all(|part| told.contains(part)), "{told}");
     assert!(text(&format!("diff {a} {a}")).contains("no buffer differs"));
     assert!(failure(&format!("diff {a} {cut}"), 2).contains("line 1"));
-    assert!(failure(&format!("diff {a} {nowhere}"), 1).contains("none.json"));
+    assert!(failure(&format!("diff {a} {nowhere}"), 2).contains("none.json"));
     failure(&format!("diff {a}"), 2);
 }
 
@@ -297,9 +297,11 @@ fn info_names_settings_and_where_they_came_from() {
     let (code, text, _) = info(Some("3"));
     assert_eq!(code, Some(0));
     assert!(text.contains("3 (from SLABWISE_THREADS)"), "{text}");
-    let (code, _, why) = info(Some("lots"));
-    assert_eq!(code, Some(1));
-    assert!(why.contains("SLABWISE_THREADS is \"lots\""), "{why}");
+    // What makes no sense is reported by the command that one asks what is read.
+    let (code, text, _) = info(Some("lots"));
+    assert_eq!(code, Some(0));
+    assert!(text.contains("refused: SLABWISE_THREADS is \"lots\""), "{text}");
+    assert!(info(Some("")).1.contains("one for each core"), "what is empty is not set");
 }
 
 #[test]
@@ -324,7 +326,28 @@ fn info_names_the_settings_of_memory() {
     assert!(info(&[("SLABWISE_ALLOCATOR", "vmm")]).1.contains("vmm (from SLABWISE_ALLOCATOR)"));
     for (name, value) in MemoryConfig::VARIABLES.iter().zip(["cuda", "best", "perhaps", "1.5", "5000", "19", "101"]) {
         let (code, text) = info(&[(name, value)]);
-        assert!(code == Some(1) && text.contains(&format!("{name} is \"{value}\"")), "{text}");
+        assert!(code == Some(0) && text.contains(&format!("refused: {name} is \"{value}\"")), "{text}");
+        assert!(info(&[(name, " ")]).1.contains("tlsf (the default)"), "what is blank is not set");
+    }
+    assert!(info(&[("SLABWISE_AUTOTUNE", "0")]).1.contains("off (from SLABWISE_AUTOTUNE)"));
+}
+
+#[test]
+fn a_variable_that_makes_no_sense_is_wrong_usage_wherever_it_is_read() {
+    let (_folder, trace) = table(TABLE);
+    let variables = MemoryConfig::VARIABLES.iter().zip(["cuda", "best", "perhaps", "1.5", "5000", "19", "101"]);
+    let switches = [(&"SLABWISE_THREADS", "lots"), (&"SLABWISE_AUTOTUNE", "abc"), (&"SLABWISE_CUDA_GRAPHS", "x")];
+    for (name, value) in variables.chain(switches) {
+        let commands = ["plan mlp".into(), "compare mlp".into(), "bench mlp".into(), format!("replay {trace}")];
+        // A replay has no threads and no products.
+        let commands = if MemoryConfig::VARIABLES.contains(name) { &commands[..] } else { &commands[..3] };
+        for command in commands {
+            let output = Command::new(env!("CARGO_BIN_EXE_slabwise")).args(command.split(' ')).env(name, value).output().unwrap();
+            let why = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(2), "{command} with {name}={value}: {why}");
+            assert_eq!(why.lines().count(), 1, "{why}");
+            assert!(why.starts_with(&format!("error: {name} is \"{value}\"; it is ")), "{why}");
+        }
     }
 }
 
@@ -559,4 +582,7 @@ fn replay_tells_bad_traces_from_too_little_memory() {
     assert!(failure(&format!("replay {path} --policy best"), 2).contains("tlsf, bfc"));
     assert!(failure(&format!("replay {path} --capacity=-1x"), 2).contains("-1x"));
     assert!(failure(&format!("replay {path} --capacity=0x"), 2).contains("0x"));
+    // A policy without a limit of its own has none to name.
+    let bill = failure(&format!("replay {path} --policy platform --capacity 1B"), 1);
+    assert!(bill.contains("0 B of all that the device gives are in use") && !bill.contains("iB"), "{bill}");
 }

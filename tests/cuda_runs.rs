@@ -275,6 +275,43 @@ fn products_of_halves_are_those_of_the_cpu_element_by_element() {
 }
 
 #[test]
+fn runs_without_elements_are_those_of_the_cpu() {
+    let Some(_driver) = FakeDriver::install() else { return };
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (Dim::bounded("rows", 12), 6));
+    let picked = trace.input("picked", I32, (Dim::bounded("places", 9),));
+    let weight = trace.input("weight", F32, (6, 5));
+    let product = x.matmul(weight);
+    let outputs = [
+        x * 2.0 + 1.0,
+        x.sum(),
+        product,
+        product.softmax(1),
+        weight.index_select(0, picked),
+        x.t().matmul(x),
+        x.sort(true),
+        x.gt(0.5).nonzero(),
+    ];
+    let weights = numbers(&[6, 5]);
+    let rows = [12, 0, 1, 0, 0, 7].map(|n| numbers(&[n, 6]));
+    let places = [9, 9, 0, 0, 0, 3].map(|n| Array1::from_shape_fn(n, |i| (i % 6) as i32));
+    let feeds: Vec<Vec<&dyn Input>> =
+        rows.iter().zip(&places).map(|(x, places)| vec![x as &dyn Input, places as &dyn Input, &weights as &dyn Input]).collect();
+    assert_same(&runs(Device::Cuda(0), &trace, outputs, &feeds), &runs(Device::Cpu, &trace, outputs, &feeds), 1e-5);
+}
+
+#[cfg(feature = "cli")]
+#[test]
+fn variables_of_cuda_sessions_are_checked_on_every_device() {
+    for (name, value) in [("SLABWISE_AUTOTUNE", "abc"), ("SLABWISE_CUDA_GRAPHS", "x"), ("SLABWISE_CUDA_GRAPHS", "")] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slabwise"));
+        let output = command.args(["plan", "mlp", "--batch", "4", "--device", "cpu"]).env(name, value).output().expect("it starts");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && error.contains(&format!("{name} is {value:?}; it is 0 or 1")), "{error}");
+    }
+}
+
+#[test]
 fn a_driver_that_is_too_old_is_named_with_what_to_do() {
     let Some(driver) = FakeDriver::install() else { return };
     driver.set("version", 12040);
@@ -297,7 +334,14 @@ int nvrtcCreateProgram(void** p, const char* s, const char* n, int h, const char
 int nvrtcCompileProgram(void* p, int n, const char* const* options) { return 6; }
 int nvrtcGetProgramLogSize(void* p, size_t* bytes) { *bytes = sizeof log_text; return 0; }
 int nvrtcGetProgramLog(void* p, char* to) { memcpy(to, log_text, sizeof log_text); return 0; }
+int nvrtcGetCUBINSize(void* p, size_t* bytes) { *bytes = 0; return 0; }
+int nvrtcGetCUBIN(void* p, char* to) { return 0; }
+int nvrtcGetPTXSize(void* p, size_t* bytes) { *bytes = 0; return 0; }
+int nvrtcGetPTX(void* p, char* to) { return 0; }
 int nvrtcDestroyProgram(void** p) { return 0; }
+const char* nvrtcGetErrorString(int status) { return "NVRTC_ERROR"; }
+int nvrtcGetNumSupportedArchs(int* count) { *count = 1; return 0; }
+int nvrtcGetSupportedArchs(int* to) { *to = 90; return 0; }
 "#;
 
 #[cfg(feature = "cli")]

@@ -200,9 +200,9 @@ fn inputs_that_do_not_fit_are_named() {
         (text(session.run(&program, (&x(5, 3), &labels(5)))), vec!["input \"x\"", "[5, 3]", "[batch, 4]"]),
         (text(session.run(&program, (&labels(5), &labels(5)))), vec!["input \"x\"", "i32", "f32 is expected"]),
         (text(session.run(&program, (&x(5, 4), &arr1(&[0u8; 5])))), vec!["input \"labels\"", "u8", "i32 is expected"]),
-        (text(session.run(&program, (&x(5, 4),))), vec!["1 inputs", "takes 2", "x, labels"]),
-        (text(session.run(&program, (&x(5, 4), &labels(5), &labels(5)))), vec!["3 inputs", "takes 2"]),
-        (text(session.run(&program, ())), vec!["0 inputs", "takes 2"]),
+        (text(session.run(&program, (&x(5, 4),))), vec!["\"train\" takes 2 inputs, \"x\" and \"labels\"; 1 was given"]),
+        (text(session.run(&program, (&x(5, 4), &labels(5), &labels(5)))), vec!["takes 2 inputs", "3 were given"]),
+        (text(session.run(&program, ())), vec!["takes 2 inputs", "0 were given"]),
         (
             text(session.run(&program, (&x(5, 4).into_shape_with_order((5, 2, 2)).expect("same"), &labels(5)))),
             vec!["[5, 2, 2]", "[batch, 4]"],
@@ -295,6 +295,26 @@ fn sizes_beyond_any_memory_are_refused() {
     assert_has(&text(session(params).compile(&trace, [one])), &["\"b.weight\"", "4294967295"]);
 }
 
+/// Linux would promise it, and end the process when it is touched.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_slab_beyond_the_free_memory_is_refused_before_it_is_taken() {
+    let text_of = std::fs::read_to_string("/proc/meminfo").expect("Linux says what it has");
+    let kib = |key: &str| -> i64 {
+        let line = text_of.lines().find_map(|line| line.strip_prefix(key)).unwrap_or(":0 kB");
+        line.trim_matches(|c: char| !c.is_ascii_digit()).parse().expect("a number")
+    };
+    let bytes = (kib("MemAvailable") + kib("SwapFree")) * 1024 + (1 << 30);
+    let trace = Trace::inference().named("large");
+    let y = trace.full(1.0, F32, (bytes / 4,)) * trace.input("x", F32, ());
+    let error = session(Params::seeded(0)).compile(&trace, [y]).err().expect("there is no such memory");
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    assert_has(
+        &error.to_string(),
+        &["the slab of \"large\"", "are free, swap and the limit of the control group counted", "a smaller batch"],
+    );
+}
+
 #[test]
 fn devices_that_are_not_there() {
     for name in ["gpu", "", "cuda", "cuda:", "cuda:x", "cuda:-1", "CPU"] {
@@ -327,10 +347,12 @@ fn nonsense_in_the_environment_is_an_error() {
         let output = child.env("SLABWISE_THREADS", threads).output().expect("it runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    for nonsense in ["many", "0", "-2", "1.5", "99999999999999999999", "100000", ""] {
+    for nonsense in ["many", "0", "-2", "1.5", "99999999999999999999", "100000"] {
         assert_has(&said(nonsense), &[&format!("error: SLABWISE_THREADS is {nonsense:?}"), "from 1 to 1024"]);
     }
     assert_has(&said(" 3 "), &["threads: 3"]);
+    // What is empty counts as not set.
+    assert_has(&said(""), &["threads: "]);
 }
 
 #[test]
@@ -396,7 +418,7 @@ fn a_program_does_not_run_on_more_threads_than_it_was_compiled_for() {
     let program = session.compile(&trace, [x.sum()]).expect("compiles");
     let mut session = session.with_threads(2);
     let error = session.run(&program, (&[1.0f32; 4],)).err().expect("its workspaces have no room").to_string();
-    assert!(error.contains("\"sum\" was compiled for 1 threads and the session now has 2"), "{error}");
+    assert!(error.contains("\"sum\" was compiled for 1 thread and the session now has 2"), "{error}");
     let mut session = session.with_threads(1);
     let [sum] = session.run(&program, (&[1.0f32; 4],)).expect("runs");
     assert_eq!(sum.item(), 4.0);

@@ -52,7 +52,7 @@ fn values_round_whether_they_are_stored_or_not() {
     }
     assert_eq!(half.item(), 0.0);
     let error = half.view::<f32>().unwrap_err().to_string();
-    assert_eq!(error, "the output is f16, not f32");
+    assert_eq!(error, "the values are f16, not f32; ask for them as what they are, or cast in the program");
 }
 
 /// Weights in single precision, products in halves: the gradient goes back through the conversions.

@@ -18,7 +18,7 @@ const ALLOCATOR: &str = "tests/support/allocator.rs";
 
 /// The floors of the runtime, lowest first: a module imports from floors below its own, and from its own floor.
 const FLOORS: &[&[&str]] = &[
-    &["data", "error", "memory", "shape", "weights"],
+    &["data", "error", "memory", "settings", "shape", "weights", "words"],
     &["backend", "device"],
     &["params"],
     &["ops"],

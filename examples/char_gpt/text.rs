@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use flate2::read::GzDecoder;
+use flate2::bufread::MultiGzDecoder;
 use ndarray::Array2;
 use slabwise::data::epoch_seed;
 use slabwise::{Error, Result};
@@ -52,7 +52,7 @@ impl Text {
         let mut text = bytes.to_vec();
         if bytes.starts_with(&[0x1f, 0x8b]) {
             text.clear();
-            if let Err(why) = GzDecoder::new(bytes).take(BYTES_MAX + 1).read_to_end(&mut text) {
+            if let Err(why) = MultiGzDecoder::new(bytes).take(BYTES_MAX + 1).read_to_end(&mut text) {
                 return wrong(format!("the gzip data is damaged: {why}"));
             }
         }

@@ -146,7 +146,9 @@ impl Memory {
         let padded = if size == 0 { Some(0) } else { size.checked_add(align - SMALL_ALIGN) };
         let layout = padded.and_then(|size| Layout::from_size_align(size, SMALL_ALIGN).ok()).ok_or(OutOfMemory { bytes })?;
         let (base, start) = if size == 0 {
-            (NonNull::dangling(), NonNull::dangling())
+            // A slice of no elements of any type may begin there.
+            let nowhere = NonNull::new(std::ptr::without_provenance_mut(ARENA_ALIGN as usize)).unwrap_or(NonNull::dangling());
+            (nowhere, nowhere)
         } else {
             // SAFETY: the layout's size is not zero.
             let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory { bytes })?;

@@ -1,5 +1,6 @@
 //! Byte counts as people write and read them.
 
+use crate::shorten::brief;
 use std::fmt;
 use std::str::FromStr;
 
@@ -14,13 +15,17 @@ pub enum BytesError {
     #[error("a byte count is empty")]
     Empty,
     /// A byte count has a sign.
-    #[error("byte count `{0}` is negative")]
+    #[error("byte count `{}` is negative", brief(.0))]
     Negative(String),
     /// What stands before the unit is no decimal number.
-    #[error("byte count `{0}` does not start with a decimal number")]
+    #[error("byte count `{}` does not start with a decimal number; write it as 4096, 24MiB or 1.5GB", brief(.0))]
     Number(String),
     /// What stands after the number is no unit.
-    #[error("byte count `{text}` has the unknown unit `{unit}`; use B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")]
+    #[error(
+        "byte count `{}` has the unknown unit `{}`; the units are B, KiB, MiB, GiB, TiB, PiB, EiB, KB, MB, GB, TB, PB and EB",
+        brief(text),
+        brief(unit)
+    )]
     Unit {
         /// The whole text.
         text: String,
@@ -28,21 +33,25 @@ pub enum BytesError {
         unit: String,
     },
     /// The count does not fit 64 bits.
-    #[error("byte count `{0}` is more than 64 bits hold")]
+    #[error("byte count `{}` is more than 64 bits hold, which is below 16EiB", brief(.0))]
     Overflow(String),
 }
 
-const UNITS: [(&str, u64); 10] = [
+const UNITS: [(&str, u64); 14] = [
     ("", 1),
     ("B", 1),
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
     ("GiB", 1 << 30),
     ("TiB", 1 << 40),
+    ("PiB", 1 << 50),
+    ("EiB", 1 << 60),
     ("KB", 1_000),
     ("MB", 1_000_000),
     ("GB", 1_000_000_000),
     ("TB", 1_000_000_000_000),
+    ("PB", 1_000_000_000_000_000),
+    ("EB", 1_000_000_000_000_000_000),
 ];
 
 /// Digits after the point that are read; the largest unit times ten to this power still fits 128 bits.
@@ -54,7 +63,7 @@ impl fmt::Display for Bytes {
             return f.pad(&format!("{} B", self.0));
         }
         let (mut value, mut unit) = (self.0 as f64 / 1024.0, "KiB");
-        for larger in ["MiB", "GiB", "TiB"] {
+        for larger in ["MiB", "GiB", "TiB", "PiB", "EiB"] {
             // 1023.95 and more would print as 1024.0: the next unit says it better.
             if value >= 1023.95 {
                 (value, unit) = (value / 1024.0, larger);
@@ -109,8 +118,8 @@ mod tests {
         assert_eq!(shown(1_048_524), "1023.9 KiB");
         assert_eq!(shown(1_048_525), "1.0 MiB");
         assert_eq!(shown((1 << 30) - 1), "1.0 GiB");
-        assert_eq!(shown(u64::MAX), "16777216.0 TiB");
-        for unit in [10, 20, 30, 40] {
+        assert_eq!(shown(u64::MAX), "16.0 EiB");
+        for unit in [10, 20, 30, 40, 50, 60] {
             for below in [1, 1 << (unit - 6), 1 << (unit - 5)] {
                 assert!(!shown((1 << unit) - below).starts_with("1024"), "{}", shown((1 << unit) - below));
             }
@@ -127,6 +136,8 @@ mod tests {
         assert_eq!(parsed("2GB"), Ok(2_000_000_000));
         assert_eq!(parsed(".5KB"), Ok(500));
         assert_eq!(parsed("18446744073709551615B"), Ok(u64::MAX));
+        assert_eq!((parsed("1PiB"), parsed("1.5 eib"), parsed("18EB")), (Ok(1 << 50), Ok(3 << 59), Ok(18_000_000_000_000_000_000)));
+        assert_eq!(parsed("15.999999999999999999EiB"), Ok(u64::MAX - 1));
         assert_eq!(parsed("0.0000000000000000009999TiB"), Ok(0));
     }
 
@@ -141,7 +152,7 @@ mod tests {
         for text in ["1e9", "5 parsecs", "5 M"] {
             assert!(matches!(error(text), BytesError::Unit { .. }), "{text}");
         }
-        for text in ["18446744073709551616", "17179869184GiB", "99999999999999999999TB"] {
+        for text in ["18446744073709551616", "17179869184GiB", "16EiB", "99999999999999999999TB"] {
             assert_eq!(error(text), BytesError::Overflow(text.into()));
         }
     }

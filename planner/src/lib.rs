@@ -27,6 +27,7 @@ mod bytes;
 mod check;
 pub mod csv;
 mod dag;
+pub mod files;
 pub mod generate;
 mod liveness;
 mod offload;
@@ -39,6 +40,7 @@ pub mod remat_graph;
 mod repeat;
 pub mod report;
 mod reuse;
+mod shorten;
 
 pub use bytes::{Bytes, BytesError};
 pub use check::{Checked, OffloadViolation, RepeatViolation, Violation, check, check_offload, check_repeats, check_within};
@@ -48,3 +50,4 @@ pub use offload::{BufferCopy, Link, Offloaded, Trip, WithLink, Work, plan_with_l
 pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};
 pub use plan::{Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place};
 pub use repeat::{Repeated, Within, plan_for, plan_within};
+pub use shorten::{brief, shortened};

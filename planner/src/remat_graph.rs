@@ -20,6 +20,7 @@
 
 use crate::dag::{Buffer, BufferId, Dag, DagError, Kind, MayReuse, Task, TaskId};
 use crate::order::{BestOrder, Effort, Sizes, best_order};
+use crate::shorten::{brief, shortened};
 use std::time::Instant;
 
 mod read;
@@ -78,13 +79,13 @@ pub enum GraphError {
         most: u64,
     },
     /// The text is no JSON; the message names line and column.
-    #[error("not JSON: {0}")]
+    #[error("not JSON: {}", shortened(&.0.to_string(), 160))]
     Json(#[from] serde_json::Error),
     /// The object as a whole is not what the format asks for.
     #[error("{0}")]
     Format(String),
     /// A node is not what the format asks for.
-    #[error("node {index} `{name}`: {what}")]
+    #[error("node {index} `{}`: {what}", brief(name))]
     Node {
         /// Its index.
         index: usize,
@@ -94,7 +95,7 @@ pub enum GraphError {
         what: String,
     },
     /// Nodes wait for each other, or together are too large.
-    #[error(transparent)]
+    #[error("{}", shortened(&.0.to_string(), 300))]
     Dag(#[from] DagError),
 }
 

@@ -20,7 +20,7 @@ pub(crate) use cuda::{Check, Gpu, Group, Loaded, Recorded};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::memory::MemoryConfig;
+use crate::memory::{MemoryConfig, available};
 
 /// What kernels are prepared for.
 #[derive(Clone, Debug)]
@@ -176,13 +176,27 @@ pub struct Resources {
     pub shared_bytes: u32,
 }
 
-/// What is said of an index out of range: an element of `of`, or a length that is asked for.
-pub(crate) fn describe(fault: Fault, is_length: bool, of: &str) -> String {
-    let Fault::Index { value, limit, .. } = fault;
-    match is_length {
-        true => format!("a length of {value} is asked for; 0 to {} are possible", limit.saturating_sub(1)),
-        false if of.is_empty() => fault.to_string(),
-        false => format!("{fault}, in {of}"),
+/// What a check of a run is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CheckKind {
+    /// Indices lie in range.
+    Index,
+    /// A length that is asked for is possible.
+    Length,
+    /// Elements are finite.
+    Finite,
+}
+
+/// What is said of a check that failed: an element of `of`, a length that is asked for, or a number that is none.
+pub(crate) fn describe(fault: Fault, kind: CheckKind, of: &str) -> String {
+    let Fault::Index { value, limit, position } = fault;
+    match kind {
+        CheckKind::Finite => {
+            format!("require_finite: the element at position {position} is {}", if value == 1 { "NaN" } else { "infinite" })
+        }
+        CheckKind::Length => format!("a length of {value} is asked for; 0 to {} are possible", limit.saturating_sub(1)),
+        CheckKind::Index if of.is_empty() => fault.to_string(),
+        CheckKind::Index => format!("{fault}, in {of}"),
     }
 }
 
@@ -241,7 +255,15 @@ impl Backend {
     /// An arena of zeros for what the error would name.
     pub fn reserve(&mut self, bytes: u64, what: &str) -> Result<Region> {
         match self {
-            Backend::Cpu(memory) => memory.reserve(bytes).map_err(|e| refused(what, e)),
+            Backend::Cpu(memory) => {
+                if bytes >= available::WORTH_ASKING
+                    && let Some(there) = available::available().filter(|&there| there < bytes)
+                {
+                    let more = format!(": {} are free, swap and the limit of the control group counted", Bytes(there));
+                    return Err(Error::OutOfMemory { what: what.into(), bytes: Bytes(bytes), more });
+                }
+                memory.reserve(bytes).map_err(|e| refused(what, e))
+            }
             #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => gpu.reserve(bytes, what),
         }

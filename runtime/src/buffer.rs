@@ -1,6 +1,7 @@
 //! Values that stay on the device between runs, and what a run gives back.
 
 use std::cell::OnceCell;
+use std::fmt;
 use std::sync::Arc;
 
 use ndarray::{ArrayD, ArrayViewD, IxDyn};
@@ -24,7 +25,9 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Gives the bytes away to the run this is fed to; every handle of the buffer is dead after it.
+    /// Gives the bytes away to the run this is fed to, as an input of which the program says that an output takes its bytes
+    /// ([`Trace::donate`](crate::Trace::donate)); every handle of the buffer is dead after it, and [`Output::buffer`] is the new one.
+    /// Fed to another input it is an error, and the buffer stays.
     pub fn donate(self) -> Donated {
         Donated(self)
     }
@@ -56,6 +59,11 @@ impl<'s> Shown<'s> {
         Shown { backend, region, copy: OnceCell::new() }
     }
 
+    /// Where it lies on the device.
+    pub fn region(&self) -> Region {
+        self.region
+    }
+
     /// The region in memory of the host. Waits for the runs that write it.
     fn get(&self) -> Result<(&Memory, Region)> {
         match (self.backend.host(), self.copy.get()) {
@@ -70,12 +78,19 @@ impl<'s> Shown<'s> {
     }
 }
 
-/// One output of a run, where it lies in the session's memory: it can be looked at until the next run.
+/// One output of a run, where it lies in the session's memory: it can be looked at until the next run. [`Output::array`] copies
+/// it to the host.
 pub struct Output<'s> {
     pub(crate) shown: Shown<'s>,
     pub(crate) dtype: DType,
     pub(crate) lengths: Lengths,
     pub(crate) buffer: Option<Buffer>,
+}
+
+impl fmt::Debug for Output<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.dtype, &self.lengths[..])
+    }
 }
 
 impl Output<'_> {
@@ -137,7 +152,11 @@ impl Output<'_> {
     pub fn view<T: Element>(&self) -> Result<ArrayViewD<'_, T>> {
         let bool_as_byte = self.dtype == DType::Bool && T::DTYPE == DType::U8;
         if T::DTYPE != self.dtype && !bool_as_byte {
-            return Err(Error::Value(format!("the output is {}, not {}", self.dtype, T::DTYPE)));
+            return Err(Error::Value(format!(
+                "the values are {}, not {}; ask for them as what they are, or cast in the program",
+                self.dtype,
+                T::DTYPE
+            )));
         }
         let (memory, region) = self.shown.get()?;
         let elements = memory.elements::<T>(&region);
@@ -149,7 +168,8 @@ impl Output<'_> {
         Ok(self.view::<T>()?.to_owned())
     }
 
-    /// The buffer this output took over, if its input was donated.
+    /// The buffer this output took over, if its input was donated. It outlives the next run and can be fed to any program of the
+    /// session. Of a program without donated inputs [`Session::run_resident`](crate::Session::run_resident) gives buffers.
     pub fn buffer(&self) -> Option<Buffer> {
         self.buffer.clone()
     }

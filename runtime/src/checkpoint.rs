@@ -1,27 +1,31 @@
 //! Saving and resuming: weights and state of a session as one safetensors file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-
-use slabwise_kernels::dtype::DType;
 
 use crate::error::Result;
 use crate::session::{Session, Variable, fixed};
-use crate::weights::{self, Entry, File};
+use crate::weights::{self, Entry, Expected, File, LoadOptions, Loaded, WeightsError};
 
 /// The note in a file that names what of it is state, a line each.
 const STATE: &str = "slabwise.state";
 
 impl Session {
-    /// Writes all weights and state to a safetensors file. The file is replaced as a whole: whatever happens while it is
-    /// written, an earlier one of the same name stays intact.
+    /// Writes all weights and state to a safetensors file, with a checksum of each. The file is replaced as a whole: whatever
+    /// happens while it is written, an earlier one of the same name stays intact. Its permissions stay as well, and a link is
+    /// followed; a pipe is written into.
+    ///
+    /// # Errors
+    /// What the system says, such as that the disk is full.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        // Constants belong to their programs.
+        let variables = || self.variables.iter().filter(|v| !v.info.is_constant());
         // What lies on another device is copied to the host first.
         let copies = match self.memory.host() {
             Some(_) => Vec::new(),
             None => {
                 let copy = |v: &Variable| self.memory.look(&v.region, |memory, region| memory.bytes(region).to_vec());
-                self.variables.iter().map(copy).collect::<Result<Vec<_>>>()?
+                variables().map(copy).collect::<Result<Vec<_>>>()?
             }
         };
         let bytes = |at: usize, v: &'_ Variable| self.memory.host().map_or_else(|| &*copies[at], |memory| memory.bytes(&v.region));
@@ -29,21 +33,22 @@ impl Session {
             let v: &Variable = v;
             Entry { name: &v.info.name, dtype: v.info.dtype, shape: fixed(&v.info.dims), bytes: bytes(at, v) }
         };
-        let entries: Vec<Entry<'_>> = self.variables.iter().enumerate().map(entry).collect();
-        let state: Vec<&str> = self.variables.iter().filter(|v| !v.info.is_param).map(|v| &*v.info.name).collect();
-        let metadata = BTreeMap::from([(STATE.to_string(), state.join("\n"))]);
+        let entries: Vec<Entry<'_>> = variables().enumerate().map(entry).collect();
+        let state = variables().filter(|v| !v.info.is_param).map(|v| &*v.info.name);
+        let metadata = BTreeMap::from([(STATE.to_string(), note(state)?)]);
         weights::save(path.as_ref(), &entries, &metadata)?;
         self.memory.saved(path.as_ref());
         Ok(())
     }
 
     /// Reads weights and state from a file that [`Session::save`] wrote, so that training goes on bit-equal to a run that
-    /// was not interrupted. Programs are compiled before, since they declare what there is to load.
+    /// was not interrupted. What models have declared can be loaded at any time, before a program is compiled too; the state of
+    /// an optimizer is there once the program that trains has been compiled.
     ///
     /// # Errors
-    /// All mismatches of names, shapes and types at once; nothing is changed then.
+    /// If the file cannot be read or is damaged, and all mismatches of names, shapes and types at once; nothing is changed then.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.load_where(&File::open(path)?, |_| true)
+        self.load_with(path, &LoadOptions::default()).map(drop)
     }
 
     /// As [`Session::load`], from a file that has been read already.
@@ -51,36 +56,69 @@ impl Session {
     /// # Errors
     /// As [`Session::load`].
     pub fn load_file(&mut self, file: &File) -> Result<()> {
-        self.load_where(file, |_| true)
+        self.load_file_with(file, &LoadOptions::default()).map(drop)
     }
 
     /// Reads the weights of a file and leaves optimizer and random state as they are. Averages of weights start anew from what
-    /// was read.
+    /// was read. No program need have been compiled.
     ///
     /// # Errors
     /// As [`Session::load`], for the weights.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.load_where(&File::open(path)?, |is_param| is_param)?;
-        self.restart_averages(0)
+        self.load_with(path, &LoadOptions::weights()).map(drop)
     }
 
-    fn load_where(&mut self, file: &File, wanted: impl Fn(bool) -> bool) -> Result<()> {
+    /// Reads a part of a file, or one whose names differ; what was loaded and what was not. Floats of another type than the
+    /// model's (f16, bf16, f32, and f64 into f32) are cast to the nearest that the model's type has, which for a narrower type
+    /// loses digits and makes infinities of what is too large for it.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is damaged, and all mismatches at once that the options do not permit; nothing is changed
+    /// then.
+    pub fn load_with(&mut self, path: impl AsRef<Path>, options: &LoadOptions<'_>) -> Result<Loaded> {
+        self.load_file_with(&File::open(path)?, options)
+    }
+
+    /// As [`Session::load_with`], from a file that has been read already.
+    ///
+    /// # Errors
+    /// As [`Session::load_with`].
+    pub fn load_file_with(&mut self, file: &File, options: &LoadOptions<'_>) -> Result<Loaded> {
         // What models have declared exists from here on, compiled or not.
         self.adopt(&crate::graph::Graph::default())?;
-        let expected: Vec<(String, DType, Vec<u64>)> = self
-            .variables
-            .iter()
-            .filter(|v| wanted(v.info.is_param))
-            .map(|v| (v.info.name.to_string(), v.info.dtype, fixed(&v.info.dims)))
-            .collect();
+        let kind = |v: &&Variable| (v.info.is_param || !options.is_weights) && !v.info.is_constant();
+        let wanted: Vec<&Variable> = self.variables.iter().filter(kind).collect();
+        let expect = |v: &&Variable| Expected { name: v.info.name.to_string(), dtype: v.info.dtype, shape: fixed(&v.info.dims) };
+        let expected: Vec<Expected> = wanted.iter().map(expect).collect();
         // A file of weights and state serves one who wants its weights alone.
-        let state: Vec<&str> = file.metadata().get(STATE).map(|names| names.lines().collect()).unwrap_or_default();
-        weights::match_tensors(&expected, file, |name| !wanted(false) && state.contains(&name))?;
-        for variable in self.variables.iter().filter(|v| wanted(v.info.is_param)) {
-            if let Some(tensor) = file.get(&variable.info.name) {
-                self.memory.edit(&variable.region, |memory, region| memory.bytes_mut(region).copy_from_slice(tensor.bytes))?;
+        let state: BTreeSet<&str> = file.metadata().get(STATE).map(|names| names.lines().collect()).unwrap_or_default();
+        let (found, loaded) = weights::fit(&expected, file, options, |name| state.contains(name))?;
+        for (variable, name) in wanted.into_iter().zip(found) {
+            if let Some(bytes) = name.and_then(|name| file.elements(name, variable.info.dtype)) {
+                self.memory.edit(&variable.region, |memory, region| memory.bytes_mut(region).copy_from_slice(&bytes))?;
             }
         }
-        Ok(())
+        if options.is_weights {
+            self.restart_averages(0)?;
+        }
+        Ok(loaded)
     }
 }
+
+/// The note that names what of a file is state.
+///
+/// # Errors
+/// If a name has a line break, at which the note would be cut when it is read.
+fn note<'n>(state: impl Iterator<Item = &'n str>) -> Result<String, WeightsError> {
+    let names: Vec<&str> = state.collect();
+    match names.iter().find(|name| name.contains(['\n', '\r'])) {
+        Some(name) => {
+            let detail = "the name of a state has no line break; declare it under another name".into();
+            Err(WeightsError::InvalidTensor { tensor: (*name).into(), detail })
+        }
+        None => Ok(names.join("\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -4,15 +4,17 @@ mod within;
 
 use std::time::Instant;
 
-use slabwise_kernels::cpu::Isa;
+use slabwise_kernels::cpu::{Isa, MAX_AXES};
 use slabwise_kernels::size::Symbol;
 use slabwise_planner::{Buffer, Bytes, Options};
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
-use crate::ops::Op;
-use crate::passes::{Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, count_prologues, fuse, legalise, lower, remake, schedule, simplify};
-use crate::plan::{Again, FoundBuffer, Persistent, Plan};
+use crate::ops::{NodeId, Op};
+use crate::passes::{
+    Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, Task, count_prologues, fuse, legalise, lower, remake, schedule, simplify,
+};
+use crate::plan::{Again, Clock, FoundBuffer, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
 use crate::shape::{Extent, elements};
@@ -77,18 +79,29 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     refuse_absurd_sizes(graph)?;
     debug_verify(graph)?;
     let options = session.options;
+    let mut clock = Clock::since(started);
+    clock.ended("finish", graph.nodes.len());
     let graph = simplify(graph, &options.simplify);
-    let graph = legalise(&remake(&graph, options.fuse.recompute.then_some(REMADE_MIN)), session.target().multiplies_halves());
+    clock.ended("simplify", graph.nodes.len());
+    let graph = remake(&graph, options.fuse.recompute.then_some(REMADE_MIN));
+    clock.ended("remake", graph.nodes.len());
+    let graph = legalise(&graph, session.target().multiplies_halves());
     debug_verify(&graph)?;
+    clock.ended("legalise", graph.nodes.len());
     let clusters: Clusters = fuse(&graph, &options.fuse);
+    clock.ended("fuse", clusters.list.len());
     if cfg!(debug_assertions) {
         clusters.verify().map_err(internal)?;
     }
     log::debug!("{name}: graph\n{graph}{name}: kernels\n{clusters}");
     let tasks = lower(&clusters).map_err(internal)?;
+    clock.ended("lower", tasks.len());
+    refuse_many_axes(&graph, &tasks)?;
     let guard = if options.check_memory { GUARD } else { 0 };
     let mut scheduled = schedule(&graph, tasks, &session.target_of(&graph), guard).map_err(internal)?;
+    clock.ended("schedule", scheduled.tasks.len());
     let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
+    clock.ended("plan", scheduled.tasks.len());
     let mut again = Again { once: offsets.height, floor: offsets.lower_bound, ..Again::default() };
     let beside = session.persistent_bytes_with(&graph)?;
     let ahead = bytes_ahead(session, &graph, &scheduled);
@@ -97,8 +110,10 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
         let fitted = within::within(&graph, (scheduled, offsets), room, session, guard)?;
         within::Fitted { scheduled, offsets, again } = fitted;
         again.prologues = count_prologues(&scheduled.tasks);
+        clock.ended("budget", scheduled.tasks.len());
     }
     let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
+    clock.ended("check", scheduled.tasks.len());
     let landing = session.landing_within(&scheduled, room, offsets.height, ahead);
     let mut persistent = Persistent { ahead, landing, ..Persistent::default() };
     for info in &graph.variables {
@@ -106,7 +121,7 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     }
     let bounds = graph.symbols.describe();
     let found = found_buffers(&graph, &scheduled);
-    let plan = Plan::new(name, session.device, bounds, scheduled.dag.clone(), offsets, persistent, again, started).finding(found);
+    let plan = Plan::new(name, session.device, bounds, scheduled.dag.clone(), offsets, persistent, again, clock).finding(found);
     match room {
         Some(room) if plan.slab_bytes() > room => Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside)),
         _ => Ok(Laid { graph, scheduled, plan, guard, room }),
@@ -122,25 +137,28 @@ fn bytes_ahead(session: &Session, graph: &Graph, scheduled: &Scheduled) -> u64 {
 }
 
 /// Makes a program of what was laid out, for a session whose variables it may add to.
-pub(crate) fn link(session: &mut Session, laid: Laid, started: Instant) -> Result<Compiled> {
-    let Laid { graph, scheduled, plan, guard, room } = laid;
+pub(crate) fn link(session: &mut Session, laid: Laid) -> Result<Compiled> {
+    let Laid { graph, scheduled, mut plan, guard, room } = laid;
     let variables = session.adopt(&graph)?;
+    plan.stage_ended("variables");
     session.budget.settle(room);
     let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.options.shapes.lend, session.id)?;
+    compiled.plan.stage_ended("link");
     session.load_program(&mut compiled)?;
     session.prepare_landing(&mut compiled, room)?;
     session.prepare_copies(&compiled)?;
     compiled.ring = session.open_slots(&compiled)?;
-    compiled.plan.set_compile_seconds(started.elapsed().as_secs_f64());
+    compiled.plan.stage_ended("load");
     Ok(compiled)
 }
 
 /// What of a program the plan has no place for, and why.
 fn found_buffers(graph: &Graph, scheduled: &Scheduled) -> Vec<FoundBuffer> {
     let symbols = &graph.symbols;
+    let finders = graph.ids().filter_map(|id| if let Op::Bind { symbol } = graph.node(id).op { Some((symbol, id)) } else { None });
+    let finders: Vec<(Symbol, NodeId)> = finders.collect();
     let finder = |s: Symbol| {
-        let id = graph.ids().find(|id| graph.node(*id).op == Op::Bind { symbol: s })?;
-        let location = graph.origin(id).location;
+        let location = graph.origin(finders.iter().find(|(symbol, _)| *symbol == s)?.1).location;
         Some(format!("{}:{}", location.file(), location.line()))
     };
     let nodes = scheduled.nodes.iter().zip(&scheduled.dag.buffers).filter(|(id, _)| symbols.any_found(&graph.node(**id).dims));
@@ -187,9 +205,27 @@ fn refuse_absurd_sizes(graph: &Graph) -> Result<()> {
     if mistakes.is_empty() { Ok(()) } else { Err(Error::Trace(mistakes)) }
 }
 
+/// Kernels over more axes than a kernel can have are mistakes of the model. Axes that can be walked as one count as one.
+fn refuse_many_axes(graph: &Graph, tasks: &[Task]) -> Result<()> {
+    let many = tasks.iter().filter(|task| task.spec.dims.len() > MAX_AXES);
+    let mistake = |task: &Task| {
+        let (node, origin) = (graph.node(task.node), graph.origin(task.node));
+        let (op, shape, axes) = (node.op.name(), graph.symbols.show(&node.dims), task.spec.dims.len());
+        let message = format!(
+            "{op} of {shape}: it runs over {axes} axes, of which a kernel can have {MAX_AXES}; reshape so that axes that stay together are one"
+        );
+        Mistake { location: origin.location, layer: origin.layer.to_string(), message }
+    };
+    let mistakes: Vec<Mistake> = many.take(8).map(mistake).collect();
+    if mistakes.is_empty() { Ok(()) } else { Err(Error::Trace(mistakes)) }
+}
+
 fn debug_verify(graph: &Graph) -> Result<()> {
     if cfg!(debug_assertions) {
         graph.verify().map_err(|e| Error::Internal(e.to_string()))?;
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 #[cfg(feature = "cuda")]
-use slabwise_planner::Bytes;
+use slabwise_planner::{Bytes, brief};
 
 use crate::error::{Error, Result};
 
@@ -116,7 +116,7 @@ impl FromStr for Device {
                 .strip_prefix("cuda:")
                 .and_then(|n| n.parse().ok())
                 .map(Device::Cuda)
-                .ok_or_else(|| format!("unknown device {text:?}; it is auto, cpu or cuda:N")),
+                .ok_or_else(|| format!("unknown device {:?}; it is auto, cpu or cuda:N", brief(text))),
         }
     }
 }

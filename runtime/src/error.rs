@@ -31,7 +31,10 @@ impl fmt::Display for Mistake {
 }
 
 /// Why a call failed.
-#[derive(Debug, thiserror::Error)]
+///
+/// `Debug` prints what `Display` does, so that `fn main() -> slabwise::Result<()>` ends with words: of a model with several
+/// mistakes one line each.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The traced model has mistakes; all of them are here.
@@ -126,8 +129,14 @@ pub enum Error {
         mistake: Mistake,
     },
     /// A buffer was used after it had been donated.
-    #[error("the buffer \"{name}\" was donated to a run and holds nothing any more")]
+    #[error("the buffer \"{name}\" was donated to a run and holds nothing any more; Output::buffer gives what the run made of it")]
     Donated {
+        /// The buffer.
+        name: String,
+    },
+    /// A buffer was used after it had been freed.
+    #[error("the buffer \"{name}\" was freed and holds nothing any more; upload it again")]
+    Freed {
         /// The buffer.
         name: String,
     },
@@ -172,6 +181,12 @@ pub enum Error {
     /// slabwise itself is at fault: please report it.
     #[error("internal error, please report it: {0}")]
     Internal(String),
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 fn list(mistakes: &[Mistake]) -> String {

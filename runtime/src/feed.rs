@@ -1,11 +1,15 @@
 //! What a run is fed with: host arrays, slices, and buffers that stay on the device.
 
+use std::panic::Location;
+
 use ndarray::{ArrayBase, ArrayRef, Data, Dimension};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Element;
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Donated};
+use crate::tensor::Tensor;
+use crate::trace::Trace;
 
 /// The lengths of an array's axes.
 pub type Lengths = SmallVec<[usize; 6]>;
@@ -110,7 +114,19 @@ impl<I: Input + ?Sized> Input for &I {
     }
 }
 
-/// The inputs of a run, in the order in which the trace declared them: one, or a tuple of them, or none as `()`.
+/// The inputs of a run, in the order in which the trace declared them: one by itself, a tuple of up to eight, a slice of
+/// `&dyn Input` of any number, or none as `()`.
+///
+/// ```
+/// # use slabwise::prelude::*;
+/// # let mut session = Session::new(Device::Cpu, Params::seeded(0))?;
+/// let trace = Trace::inference();
+/// let x = trace.input("x", F32, (3,));
+/// let program = session.compile(&trace, [x.sum()])?;
+/// let [sum] = session.run(&program, &[1.0f32, 2.0, 3.0])?;
+/// assert_eq!(sum.item(), 6.0);
+/// # Ok::<(), slabwise::Error>(())
+/// ```
 pub trait Feed {
     /// Shows each input, with its position.
     fn each(&self, visit: &mut dyn FnMut(usize, Source<'_>));
@@ -148,6 +164,28 @@ feed_tuple!(A 0, B 1, C 2, D 3, E 4, F 5);
 feed_tuple!(A 0, B 1, C 2, D 3, E 4, F 5, G 6);
 feed_tuple!(A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
 
+macro_rules! feed_one {
+    ($([$($generics:tt)*] $input:ty),+ $(,)?) => {$(
+        impl<$($generics)*> Feed for $input {
+            fn each(&self, visit: &mut dyn FnMut(usize, Source<'_>)) {
+                self.visit(&mut |source| visit(0, source));
+            }
+
+            fn count(&self) -> usize {
+                1
+            }
+        }
+    )+};
+}
+feed_one!(
+    [T: Element + ToBytes, S: Data<Elem = T>, D: Dimension] ArrayBase<S, D, T>,
+    [T: Element + ToBytes] [T],
+    [T: Element + ToBytes] Vec<T>,
+    [T: Element + ToBytes, const N: usize] [T; N],
+    [] Buffer,
+    [] Donated,
+);
+
 /// Any number of inputs, when they are not known by type.
 impl Feed for [&dyn Input] {
     fn each(&self, visit: &mut dyn FnMut(usize, Source<'_>)) {
@@ -158,6 +196,38 @@ impl Feed for [&dyn Input] {
 
     fn count(&self) -> usize {
         self.len()
+    }
+}
+
+impl Trace {
+    /// An array of the host as part of the program: f32, i32, u8 or a half, in the array's shape; a slice or a `Vec` has one axis. For
+    /// tables that are no weights, such as frequencies or masks. The session holds the bytes once for all programs with equal ones,
+    /// and no file has them.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// let trace = Trace::inference();
+    /// let x = trace.input("x", F32, (2, 3));
+    /// let scaled = x * trace.constant(&[1.0f32, 10.0, 100.0]);
+    /// ```
+    #[track_caller]
+    pub fn constant(&self, values: &(impl Input + ?Sized)) -> Tensor<'_> {
+        let at = Location::caller();
+        let mut constant = None;
+        values.visit(&mut |source| {
+            constant = Some(match source {
+                Source::Host { dtype, lengths, elements, copy } => {
+                    let mut bytes = vec![0; elements * dtype.bytes()];
+                    copy(&mut bytes);
+                    self.constant_of(at, dtype, lengths.as_deref().unwrap_or(&[elements]), bytes)
+                }
+                Source::Resident(buffer) | Source::Donated(Donated(buffer)) => {
+                    let message = format!("constant: the buffer \"{}\" lies on a device; make it an input, or download it", buffer.name);
+                    self.fail(at, "", message)
+                }
+            });
+        });
+        constant.unwrap_or_else(|| self.fail(at, "", "constant: it has no values".into()))
     }
 }
 

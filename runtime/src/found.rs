@@ -155,6 +155,7 @@ impl Session {
             return Err(inner.fault(at, Fault::Index { position: 0, value: i64::from(length), limit }));
         };
         env.0[usize::from(symbol.0)] = found;
+        inner.check_needed(Some(at), env)?;
         let sizes = self.sizes();
         self.memory.begin_inputs()?;
         self.memory.publish(&sizes, env)?;

@@ -6,6 +6,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
@@ -62,7 +63,7 @@ pub struct Node {
 #[derive(Clone, Debug)]
 pub struct InputInfo {
     /// Its name.
-    pub name: &'static str,
+    pub name: Arc<str>,
     /// Its type.
     pub dtype: DType,
     /// Its shape.
@@ -88,6 +89,8 @@ pub struct VariableInfo {
     pub trained: bool,
     /// The variable of which this is an average: it starts as what that one holds.
     pub average_of: Option<Arc<str>>,
+    /// Of a [constant](crate::Trace::constant), its bytes: it holds them always, and is no part of a file.
+    pub data: Option<Arc<[u8]>>,
 }
 
 impl VariableInfo {
@@ -101,6 +104,7 @@ impl VariableInfo {
             is_param: true,
             trained: param.is_trained(),
             average_of: None,
+            data: None,
         }
     }
 
@@ -108,6 +112,11 @@ impl VariableInfo {
     pub(crate) fn average(&self) -> Self {
         let name = format!("ema.{}", self.name).into();
         VariableInfo { name, is_param: false, trained: false, average_of: Some(self.name.clone()), ..self.clone() }
+    }
+
+    /// Whether it is a [constant](crate::Trace::constant).
+    pub(crate) fn is_constant(&self) -> bool {
+        self.data.is_some()
     }
 
     /// The number of axes.
@@ -123,6 +132,17 @@ pub struct Counter {
     pub variable: u32,
     /// What it counts the updates of.
     pub counts: Vec<u32>,
+}
+
+/// A length that must not be 0 in a run.
+#[derive(Clone, Debug)]
+pub struct Needed {
+    /// The length.
+    pub length: Size,
+    /// Where that is asked for, an index of [`Graph::origins`].
+    pub origin: u32,
+    /// What is wrong without elements.
+    pub why: String,
 }
 
 /// A computation: nodes in topological order.
@@ -144,6 +164,8 @@ pub struct Graph {
     pub outputs: Vec<NodeId>,
     /// Values that are never made again ([`Tensor::keep`](crate::tensor::Tensor::keep)); none of them a view.
     pub kept: Vec<NodeId>,
+    /// Lengths that must not be 0: a run with such a length fails before it changes anything.
+    pub needed: Vec<Needed>,
     /// The origin that emitted nodes get.
     pub current_origin: u32,
     /// The part of the batch that is written down.
@@ -165,6 +187,8 @@ pub struct GraphError {
 impl Graph {
     /// The node of an id.
     pub fn node(&self, id: NodeId) -> &Node {
+        #[cfg(test)]
+        count_a_look();
         &self.nodes[id.at()]
     }
 
@@ -203,9 +227,23 @@ impl Graph {
         self.kept.push(id);
     }
 
-    /// Whether a value is asked for or never made again.
-    pub fn is_pinned(&self, id: NodeId) -> bool {
-        self.outputs.contains(&id) || self.kept.contains(&id)
+    /// Refuses a length of 0, at once if it is fixed, else in each run that has it.
+    pub fn need(&mut self, length: Size, why: impl FnOnce() -> String) -> Result<(), String> {
+        match length.as_fixed() {
+            Some(0) => Err(why()),
+            Some(_) => Ok(()),
+            None => {
+                self.needed.push(Needed { length, origin: self.current_origin, why: why() });
+                Ok(())
+            }
+        }
+    }
+
+    /// For each node whether its value is asked for or never made again.
+    pub fn pinned(&self) -> Vec<bool> {
+        let mut pinned = vec![false; self.nodes.len()];
+        self.outputs.iter().chain(&self.kept).for_each(|id| pinned[id.at()] = true);
+        pinned
     }
 
     /// The nodes that must run: outputs, effects and what they need.
@@ -314,6 +352,33 @@ impl Graph {
                 "label = {n:?} shape = box"
             ))
         )
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How often this thread has looked at nodes and edges: what tests measure the work of the compiler by.
+    pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+pub(crate) fn count_a_look() {
+    LOOKS.set(LOOKS.get() + 1);
+}
+
+/// For each node of a graph that grows, the one that its views look at: itself if it is no view.
+#[derive(Debug, Default)]
+pub(crate) struct Bases(Vec<NodeId>);
+
+impl Bases {
+    /// The node that lies below a node's views, of nodes that stay in the graph.
+    pub fn of(&mut self, graph: &Graph, id: NodeId) -> NodeId {
+        for at in self.0.len()..=id.at() {
+            let node = &graph.nodes[at];
+            let base = if node.op.is_view() { self.0[node.inputs[0].at()] } else { NodeId(at as u32) };
+            self.0.push(base);
+        }
+        self.0[id.at()]
     }
 }
 

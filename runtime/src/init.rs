@@ -9,6 +9,7 @@ use slabwise_kernels::scalar::Value;
 
 use crate::graph::VariableInfo;
 use crate::params::Init;
+use crate::trace::RANDOM;
 
 /// FNV-1a, 64 bits: a stable number for a name.
 fn hash(name: &str) -> u64 {
@@ -23,9 +24,14 @@ fn block(seed: u64, name: u64, at: usize) -> [f32; 4] {
 
 /// Fills a new variable's region.
 pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: &Region) {
+    if let Some(data) = &info.data {
+        return memory.bytes_mut(region).copy_from_slice(data);
+    }
     let name = hash(&info.name);
     match (info.init, info.dtype) {
         (Init::RandomState, _) => {
+            // Each state has its own numbers; that of training is as old as the seed.
+            let seed = if &*info.name == RANDOM { seed } else { seed ^ name };
             let state = [seed as u32 as i32, (seed >> 32) as u32 as i32, 0];
             for (slot, value) in memory.elements_mut::<i32>(region).iter_mut().zip(state) {
                 *slot = value;

@@ -83,8 +83,10 @@ pub struct Params {
 
 #[derive(Default)]
 struct Registry {
-    /// In the order of declaration.
-    declared: Vec<Param>,
+    /// In the order of declaration. What is declared does not hold the registry: nothing would ever free either.
+    declared: Vec<Arc<Declaration>>,
+    /// How many declarations there were, one name's several among them.
+    declarations: u64,
     mistakes: Vec<Mistake>,
 }
 
@@ -101,7 +103,7 @@ impl Params {
 
     /// The scope whose parameters have no prefix.
     pub fn root(&self) -> Scope {
-        Scope { params: self.clone(), path: Arc::from("") }
+        Scope { params: self.clone(), path: Arc::from(""), shared: false }
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
@@ -111,7 +113,8 @@ impl Params {
 
     /// Every parameter, in the order of declaration.
     pub fn declared(&self) -> Vec<Param> {
-        self.registry().declared.clone()
+        let registry = self.registry();
+        registry.declared.iter().map(|it| Param { it: Arc::clone(it), params: self.clone() }).collect()
     }
 
     /// The mistakes of declarations so far.
@@ -138,6 +141,7 @@ impl fmt::Debug for Params {
 pub struct Scope {
     params: Params,
     path: Arc<str>,
+    shared: bool,
 }
 
 impl Scope {
@@ -150,55 +154,76 @@ impl Scope {
         if self.path.is_empty() { Arc::from(name) } else { Arc::from(format!("{}.{name}", self.path)) }
     }
 
-    /// Declares an f32 parameter here. Declaring it again with the same shape gives the same parameter: weights are shared
-    /// by name. Another shape under the same name, an empty name, and a negative or bounded length are mistakes that
-    /// `compile` returns.
+    /// The same place, where parameters may be declared again by a second layer of one program that shares them with the first.
+    ///
+    /// ```
+    /// # use slabwise::{nn::Embedding, prelude::*};
+    /// # let params = Params::seeded(0);
+    /// let place = &params.root() / "tokens";
+    /// let source = Embedding::new(place.clone(), 100, 8);
+    /// let target = Embedding::new(place.shared(), 100, 8);
+    /// ```
+    #[must_use]
+    pub fn shared(&self) -> Scope {
+        Scope { shared: true, ..self.clone() }
+    }
+
+    /// Declares an f32 parameter here. Declaring it again with the same shape, for another program, gives the same parameter:
+    /// weights are shared by name. Another shape under the same name, an empty name, a control character in one, and a negative
+    /// or bounded length are mistakes that `compile` returns; and so are two declarations of one name that one program reads,
+    /// as of two layers that were given one place, unless the place of one is [shared](Scope::shared). A layer that is applied
+    /// twice is declared once.
     #[track_caller]
     pub fn param(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
-        self.declare(self.describe(name, shape.into(), init))
+        self.declare(name, shape.into(), init, true)
     }
 
     /// Declares an f32 value that belongs to the model as a parameter does, but that no gradient changes: a running statistic,
     /// which layers replace through [`Trace::statistic`](crate::Trace::statistic).
     #[track_caller]
     pub fn statistic(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
-        self.declare(Param { trained: false, ..self.describe(name, shape.into(), init) })
+        self.declare(name, shape.into(), init, false)
     }
 
     #[track_caller]
-    fn declare(&self, param: Param) -> Param {
-        let mut registry = self.params.registry();
-        match registry.declared.iter().find(|p| p.name == param.name).map(|p| (p.dims.clone(), p.trained)) {
-            None => registry.declared.push(param.clone()),
-            Some(known) if known == (param.dims.clone(), param.trained) => {}
-            Some((dims, trained)) if trained != param.trained => {
-                drop(registry);
-                let (a, b) = (show(&dims), show(&param.dims));
-                self.mistake(format!("\"{}\" is declared as a parameter {a} and as a statistic {b}, or the other way round", param.name));
+    fn declare(&self, name: &str, shape: Shape, init: Init, trained: bool) -> Param {
+        let mut new = self.describe(name, shape, init, trained);
+        let known = self.params.registry().declared.iter().find(|known| known.name == new.name).cloned();
+        match known {
+            None => {
+                let it = Arc::new(new);
+                self.params.registry().declared.push(Arc::clone(&it));
+                return Param { it, params: self.params.clone() };
             }
-            Some((dims, _)) => {
-                drop(registry);
-                let (a, b) = (show(&dims), show(&param.dims));
-                self.mistake(format!("parameter \"{}\" is declared as {a} and as {b}", param.name));
+            Some(known) if known.faulty || new.faulty || (&known.dims, known.trained) == (&new.dims, new.trained) => {}
+            Some(known) => {
+                let kind = |it: &Declaration| if it.trained { "a parameter" } else { "a statistic" };
+                let (of, again) = match known.trained == new.trained {
+                    true => (String::new(), String::new()),
+                    false => (format!("{} ", kind(&known)), format!("{} ", kind(&new))),
+                };
+                let (at, before, after) = (known.place(), show(&known.dims), show(&new.dims));
+                self.mistake(format!("\"{}\" is declared as {again}{after}, and as {of}{before} at {at}", new.name));
+                new.faulty = true;
             }
         }
-        param
+        Param { it: Arc::new(new), params: self.params.clone() }
     }
 
     /// Declares a parameter in the place of one of this name: for layers whose options change their weights.
     #[track_caller]
     pub(crate) fn redeclare(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
-        let param = self.describe(name, shape.into(), init);
+        let it = Arc::new(self.describe(name, shape.into(), init, true));
         let mut registry = self.params.registry();
-        if let Some(slot) = registry.declared.iter_mut().find(|p| p.name == param.name) {
-            *slot = param.clone();
+        if let Some(slot) = registry.declared.iter_mut().find(|known| known.name == it.name) {
+            *slot = Arc::clone(&it);
         }
-        param
+        Param { it, params: self.params.clone() }
     }
 
     /// Takes a declaration back.
     pub(crate) fn retract(&self, param: &Param) {
-        self.params.registry().declared.retain(|p| p.name != param.name);
+        self.params.registry().declared.retain(|known| known.name != param.it.name);
     }
 
     /// Records what is wrong with a declaration.
@@ -209,35 +234,49 @@ impl Scope {
     }
 
     #[track_caller]
-    fn describe(&self, name: &str, shape: Shape, init: Init) -> Param {
+    fn describe(&self, name: &str, shape: Shape, init: Init, trained: bool) -> Declaration {
         let path = self.join(name);
+        let mut faults = Vec::new();
         if name.is_empty() {
-            self.mistake("a parameter needs a name".into());
+            faults.push("a parameter needs a name".into());
+        }
+        if path.contains(char::is_control) {
+            faults.push(format!("parameter {path:?}: a name has no line breaks and no other control characters"));
         }
         if let Some(fault) = init.fault() {
-            self.mistake(format!("parameter \"{path}\" {fault}"));
+            faults.push(format!("parameter \"{path}\" {fault}"));
         }
         let mut dims = Dims::new();
         for dim in shape.dims() {
             match *dim {
                 Dim::Fixed(n) if n >= 0 => dims.push(Size::fixed(n)),
-                Dim::Fixed(n) => self.mistake(format!("parameter \"{path}\" has the negative length {n}")),
+                Dim::Fixed(n) => faults.push(format!("parameter \"{path}\" has the negative length {n}")),
                 Dim::Bounded { name, .. } => {
-                    self.mistake(format!("parameter \"{path}\" has the bounded length {name}: lengths of parameters are fixed"));
+                    faults.push(format!("parameter \"{path}\" has the bounded length {name}: lengths of parameters are fixed"));
                 }
                 Dim::Free { name } => {
-                    self.mistake(format!("parameter \"{path}\" has the free length {name}: lengths of parameters are fixed"));
+                    faults.push(format!("parameter \"{path}\" has the free length {name}: lengths of parameters are fixed"));
                 }
             }
         }
-        Param { name: path, scope: self.clone(), dims, init, trained: true }
+        let faulty = !faults.is_empty();
+        for fault in faults {
+            self.mistake(fault);
+        }
+        let number = {
+            let mut registry = self.params.registry();
+            registry.declarations += 1;
+            registry.declarations
+        };
+        let (layer, shared, location) = (self.path.clone(), self.shared, Location::caller());
+        Declaration { name: path, layer, dims, init, trained, location, number, shared, faulty }
     }
 }
 
 impl Div<&str> for &Scope {
     type Output = Scope;
     fn div(self, name: &str) -> Scope {
-        Scope { params: self.params.clone(), path: self.join(name) }
+        Scope { path: self.join(name), ..self.clone() }
     }
 }
 
@@ -248,58 +287,93 @@ impl Div<&str> for Scope {
     }
 }
 
-/// A declared parameter, of type f32. Layers keep it; a trace reads it.
-#[derive(Clone)]
-pub struct Param {
+/// What is declared under a name.
+struct Declaration {
     name: Arc<str>,
-    scope: Scope,
+    /// The path of the layer it belongs to.
+    layer: Arc<str>,
     dims: Dims,
     init: Init,
     trained: bool,
+    location: &'static Location<'static>,
+    /// Tells declarations of one name apart.
+    number: u64,
+    /// Whether it may stand beside another of its name in one program.
+    shared: bool,
+    /// Whether a mistake was recorded of it: what is made of it is not a second.
+    faulty: bool,
+}
+
+impl Declaration {
+    fn place(&self) -> String {
+        format!("{}:{}", self.location.file(), self.location.line())
+    }
+}
+
+/// A declared parameter, of type f32. Layers keep it; a trace reads it.
+#[derive(Clone)]
+pub struct Param {
+    it: Arc<Declaration>,
+    params: Params,
 }
 
 impl Param {
     /// Its full name, which is its key in a weight file.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.it.name
     }
 
     /// What it holds at first.
     pub fn init(&self) -> Init {
-        self.init
+        self.it.init
     }
 
     /// Whether gradients change it: not if it is a [statistic](Scope::statistic).
     pub fn is_trained(&self) -> bool {
-        self.trained
+        self.it.trained
     }
 
     /// The length of each axis.
     pub fn dims(&self) -> Vec<usize> {
-        self.dims.iter().map(|d| d.as_fixed().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
+        self.it.dims.iter().map(|d| d.as_fixed().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
     }
 
     pub(crate) fn shared_name(&self) -> &Arc<str> {
-        &self.name
+        &self.it.name
     }
 
     pub(crate) fn sizes(&self) -> &Dims {
-        &self.dims
+        &self.it.dims
     }
 
     /// The path of the layer it belongs to.
     pub(crate) fn layer(&self) -> &Arc<str> {
-        &self.scope.path
+        &self.it.layer
     }
 
     pub(crate) fn params(&self) -> &Params {
-        &self.scope.params
+        &self.params
+    }
+
+    /// The number and the place of its declaration.
+    pub(crate) fn declaration(&self) -> (u64, &'static Location<'static>) {
+        (self.it.number, self.it.location)
+    }
+
+    /// Whether another declaration of its name may be read beside it.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.it.shared
+    }
+
+    /// Whether its declaration is a mistake, which was recorded.
+    pub(crate) fn is_faulty(&self) -> bool {
+        self.it.faulty
     }
 }
 
 impl fmt::Debug for Param {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.name, show(&self.dims))
+        write!(f, "{} {}", self.it.name, show(&self.it.dims))
     }
 }
 
@@ -328,21 +402,40 @@ mod tests {
         let params = Params::seeded(1);
         let at = &params.root() / "head";
         at.param("weight", (3, 4), Init::Constant(0.0));
+        let first = line!() - 1;
         let line = line!() + 1;
         at.param("weight", (4, 3), Init::Constant(0.0));
         at.param("bias", (-2,), Init::Constant(0.0));
         at.param("scale", (Dim::bounded("batch", 8),), Init::Constant(0.0));
         at.param("noise", (8,), Init::Normal { mean: 0.0, std: f32::NAN });
+        at.param("a\nb", (1,), Init::Constant(0.0));
         let found: Vec<String> = params.mistakes().iter().map(ToString::to_string).collect();
+        let clash = format!("\"head.weight\" is declared as [4, 3], and as [3, 4] at {}:{first}", file!());
         let expected = [
-            "parameter \"head.weight\" is declared as [3, 4] and as [4, 3]",
+            &*clash,
             "parameter \"head.bias\" has the negative length -2",
             "parameter \"head.scale\" has the bounded length batch: lengths of parameters are fixed",
             "parameter \"head.noise\" cannot be normal with mean 0 and standard deviation NaN",
+            "parameter \"head.a\\nb\": a name has no line breaks and no other control characters",
         ];
         let expected: Vec<String> =
             expected.iter().zip(line..).map(|(text, line)| format!("{}:{line}: {text} (in \"head\")", file!())).collect();
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn declarations_are_gone_with_the_last_that_holds_them() {
+        let params = Params::seeded(1);
+        let registry = Arc::downgrade(&params.registry);
+        let scope = &params.root() / "head";
+        let weight = scope.param("weight", (3, 4), Init::Constant(0.0));
+        let all = params.declared();
+        drop((params, scope));
+        assert_eq!(all[0].name(), weight.name());
+        drop(all);
+        assert_eq!(weight.params().declared().len(), 1, "a parameter keeps its model's declarations");
+        drop(weight);
+        assert!(registry.upgrade().is_none(), "nothing holds the declarations any more");
     }
 
     #[test]

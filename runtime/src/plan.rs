@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Instant;
 
+use slabwise_planner::files;
 use slabwise_planner::report::Run;
 use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets, Space, Task, TaskId};
 
@@ -91,6 +92,39 @@ pub struct Sent {
     pub computing_s: Option<f64>,
 }
 
+/// One stage of a compilation: how long it took, and how much came out of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CompileStage {
+    /// The name of the stage, as in `simplify`, `fuse`, `plan`.
+    pub name: &'static str,
+    /// How long it took.
+    pub seconds: f64,
+    /// The nodes of the graph that it gave, or the kernels from fusion on.
+    pub count: usize,
+}
+
+/// Times the stages of a compilation, one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Clock {
+    started: Instant,
+    last: Instant,
+    stages: Vec<CompileStage>,
+}
+
+impl Clock {
+    /// The first stage began at this time.
+    pub fn since(started: Instant) -> Self {
+        Clock { started, last: started, stages: Vec::new() }
+    }
+
+    /// A stage has ended, and given so many nodes or kernels; the next begins.
+    pub fn ended(&mut self, name: &'static str, count: usize) {
+        let now = Instant::now();
+        self.stages.push(CompileStage { name, seconds: (now - self.last).as_secs_f64(), count });
+        self.last = now;
+    }
+}
+
 /// What was planned for a program.
 pub struct Plan {
     name: String,
@@ -100,7 +134,7 @@ pub struct Plan {
     offsets: Checked<Offsets>,
     persistent: Persistent,
     again: Again,
-    compile_s: f64,
+    clock: Clock,
     found: Vec<FoundBuffer>,
 }
 
@@ -114,19 +148,9 @@ impl Plan {
         offsets: Checked<Offsets>,
         persistent: Persistent,
         again: Again,
-        started: Instant,
+        clock: Clock,
     ) -> Self {
-        Plan {
-            name: name.into(),
-            device,
-            bounds,
-            dag,
-            offsets,
-            persistent,
-            again,
-            compile_s: started.elapsed().as_secs_f64(),
-            found: Vec::new(),
-        }
+        Plan { name: name.into(), device, bounds, dag, offsets, persistent, again, clock, found: Vec::new() }
     }
 
     pub(crate) fn finding(mut self, found: Vec<FoundBuffer>) -> Self {
@@ -238,7 +262,12 @@ impl Plan {
 
     /// Seconds the compilation took.
     pub fn compile_seconds(&self) -> f64 {
-        self.compile_s
+        (self.clock.last - self.clock.started).as_secs_f64()
+    }
+
+    /// The stages of the compilation, in the order they ran: how long each took, and what it gave.
+    pub fn compile_stages(&self) -> &[CompileStage] {
+        &self.clock.stages
     }
 
     /// The device had no room where inputs could wait.
@@ -246,8 +275,9 @@ impl Plan {
         self.persistent.landing = 0;
     }
 
-    pub(crate) fn set_compile_seconds(&mut self, seconds: f64) {
-        self.compile_s = seconds;
+    /// A stage behind the plan has ended.
+    pub(crate) fn stage_ended(&mut self, name: &'static str) {
+        self.clock.ended(name, self.kernels());
     }
 
     /// The planner's problem: tasks and buffers.
@@ -293,10 +323,13 @@ impl Plan {
         slabwise_planner::report::html(&self.dag, &self.offsets, &title, run)
     }
 
-    /// Writes [`Plan::svg`] to a file.
+    /// Writes [`Plan::svg`] to a file, which is replaced as a whole.
+    ///
+    /// # Errors
+    /// What the system says; an earlier file is unchanged then.
     pub fn write_svg(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        std::fs::write(path, self.svg()).map_err(|source| Error::Io { path: path.into(), source })
+        files::replace(path, self.svg().as_bytes()).map_err(|source| Error::Io { path: path.into(), source })
     }
 }
 

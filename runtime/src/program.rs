@@ -5,24 +5,27 @@ mod ledger;
 
 use std::sync::{Arc, OnceLock};
 
+use rustc_hash::FxHashMap;
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
-use slabwise_kernels::size::{Env, Size, Symbol};
+use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size, Symbol};
 use slabwise_kernels::slice::Slice;
 use slabwise_kernels::spec::{Body, Dims};
 use slabwise_planner::{self as planner, Lifetime, Space};
 
-use crate::backend::{Kernel, Loaded, Resources, describe};
+use crate::backend::{CheckKind, Kernel, Loaded, Resources, describe};
+use crate::buffer::Donated;
 use crate::error::{Error, Mistake, Result};
 use crate::feed::{Feed, Lengths, Source};
-use crate::graph::{Graph, Origin};
+use crate::graph::{Graph, Needed, Origin};
 use crate::memory::{Tag, TagId};
-use crate::ops::Op;
+use crate::ops::{Checked, NodeId, Op};
 use crate::passes::{Arg, Scheduled, Stretch};
 use crate::plan::Plan;
 use crate::shape::{Extent, Symbols};
 use crate::shapes::PerShape;
+use crate::words;
 
 /// A program with `N` outputs. It is run by the session that compiled it.
 pub struct Program<const N: usize> {
@@ -96,6 +99,8 @@ pub(crate) struct Step {
     pub begins: Vec<usize>,
     /// The length that this step finds.
     pub binds: Option<Binds>,
+    /// Whether it checks that elements are finite.
+    pub finite: bool,
 }
 
 /// A length that a step finds.
@@ -148,11 +153,42 @@ pub(crate) struct PlannedBuffer {
 /// An input of the program; `buffer` is `None` if nothing uses it.
 #[derive(Clone, Debug)]
 pub(crate) struct InputSlot {
-    pub name: &'static str,
+    pub name: Arc<str>,
     pub dtype: DType,
     pub dims: Dims,
     pub buffer: Option<usize>,
     pub donated_to: Option<u32>,
+}
+
+/// A length that must not be 0 in a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Need {
+    length: Size,
+    /// The step after which the length is known, unless it is from the start.
+    after: Option<usize>,
+    mistake: Mistake,
+}
+
+/// Lengths of dimensions that inputs of a run have said so far.
+type Known = [Option<u32>; MAX_SYMBOLS];
+
+/// What a run is fed with, as far as it fits an input or not.
+struct Given {
+    dtype: DType,
+    /// `None` for a flat slice, which takes the shape of the input.
+    lengths: Option<Lengths>,
+    elements: usize,
+}
+
+impl Given {
+    fn of(source: &Source<'_>) -> Given {
+        let buffer = match source {
+            Source::Host { dtype, lengths, elements, .. } => return Given { dtype: *dtype, lengths: lengths.clone(), elements: *elements },
+            Source::Resident(buffer) => *buffer,
+            Source::Donated(Donated(buffer)) => buffer,
+        };
+        Given { dtype: buffer.dtype, lengths: Some(buffer.lengths.clone()), elements: buffer.lengths.iter().product() }
+    }
 }
 
 /// A program without its count of outputs.
@@ -166,6 +202,8 @@ pub(crate) struct Compiled {
     pub inputs: Vec<InputSlot>,
     pub outputs: Vec<usize>,
     pub symbols: Symbols,
+    /// Lengths that must not be 0.
+    pub needed: Vec<Need>,
     pub slab_bytes: u64,
     pub host_bytes: u64,
     /// Where batches wait that come next, if there is room for any.
@@ -216,6 +254,11 @@ impl Compiled {
                 }
             })
             .collect();
+        let (mut begins, mut ends) = (vec![Vec::new(); offsets.order.len()], vec![Vec::new(); offsets.order.len()]);
+        for (b, lifetime) in offsets.lifetimes.iter().enumerate() {
+            begins.get_mut(lifetime.start as usize).into_iter().for_each(|list| list.push(b));
+            ends.get_mut(lifetime.end.saturating_sub(1) as usize).into_iter().for_each(|list| list.push(b));
+        }
         let mut steps = Vec::with_capacity(dag.tasks.len());
         for (step, &id) in offsets.order.iter().enumerate() {
             let place = |(at, arg): (usize, &Arg)| match arg {
@@ -243,9 +286,6 @@ impl Compiled {
                 (&Op::Bind { symbol }, Body::CheckIndex(check)) => Some(Binds { symbol, offset: check.index.offset }),
                 _ => None,
             });
-            let at = |when: fn(&Lifetime) -> u64| -> Vec<usize> {
-                (0..buffers.len()).filter(|&b| when(&offsets.lifetimes[b]) as usize == step).collect()
-            };
             steps.push(Step {
                 workspace: Planned { offset: offsets.workspace_offsets[id.index()], bytes: workspace },
                 work,
@@ -253,31 +293,38 @@ impl Compiled {
                 slice: sliced.as_ref().and_then(|sliced| sliced.tasks[task?]),
                 name: dag.tasks[id.index()].name.clone(),
                 origin: graph.origin(node).clone(),
-                ends: at(|l| l.end.saturating_sub(1)),
-                begins: at(|l| l.start),
+                ends: std::mem::take(&mut ends[step]),
+                begins: std::mem::take(&mut begins[step]),
                 binds,
+                finite: matches!(graph.node(node).op, Op::CheckIndex { of: Checked::Finite, .. }),
             });
         }
-        let buffer_of = |wanted: &Op| nodes.iter().position(|n| graph.node(*n).op == *wanted);
+        let mut buffer_of = vec![None; graph.inputs.len()];
+        let mut last_of: FxHashMap<NodeId, usize> = FxHashMap::default();
+        for (b, id) in nodes.iter().enumerate() {
+            if let Op::Input(i) = graph.node(*id).op {
+                buffer_of[i as usize].get_or_insert(b);
+            }
+            if dag.buffers[b].live_out {
+                last_of.entry(*id).or_insert(b);
+            }
+        }
         let inputs = graph
             .inputs
             .iter()
             .enumerate()
             .map(|(i, info)| InputSlot {
-                name: info.name,
+                name: info.name.clone(),
                 dtype: info.dtype,
                 dims: info.dims.clone(),
-                buffer: buffer_of(&Op::Input(i as u32)),
+                buffer: buffer_of[i],
                 donated_to: info.donated_to,
             })
             .collect();
         let outputs = graph
             .outputs
             .iter()
-            .map(|o| {
-                let last = (0..nodes.len()).find(|&b| nodes[b] == *o && dag.buffers[b].live_out);
-                last.ok_or_else(|| Error::Internal("an output has no buffer".into()))
-            })
+            .map(|o| last_of.get(o).copied().ok_or_else(|| Error::Internal("an output has no buffer".into())))
             .collect::<Result<_>>()?;
         let finds = buffers.iter().any(|b| b.found);
         // Memory checks fill what the plan leaves free.
@@ -294,6 +341,13 @@ impl Compiled {
         let tag = |name: &str, origin: &Origin| Tag { name: name.into(), layer: origin.layer.clone(), location: Some(origin.location) };
         let named = plan.dag().buffers.iter().zip(nodes).map(|(buffer, &node)| tag(&buffer.name, graph.origin(node)));
         let tags = named.chain(steps.iter().map(|s: &Step| tag(&format!("workspace of {}", s.name), &s.origin))).collect();
+        let need = |needed: &Needed| {
+            let binds = |step: &Step| step.binds.is_some_and(|b| needed.length.symbols().any(|s| s == b.symbol));
+            let origin = &graph.origins[needed.origin as usize];
+            let mistake = Mistake { location: origin.location, layer: origin.layer.to_string(), message: needed.why.clone() };
+            Need { length: needed.length, after: steps.iter().rposition(binds), mistake }
+        };
+        let needed = graph.needed.iter().map(need).collect();
         Ok(Compiled {
             tags,
             tag_ids: OnceLock::new(),
@@ -305,6 +359,7 @@ impl Compiled {
             inputs,
             outputs,
             symbols: graph.symbols.clone(),
+            needed,
             slab_bytes: offsets.height,
             host_bytes: offsets.host_height,
             ring: None,
@@ -339,19 +394,27 @@ impl Compiled {
     /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.
     pub fn sizes(&self, feed: &dyn Feed) -> Result<Env> {
         if feed.count() != self.inputs.len() {
-            let names: Vec<&str> = self.inputs.iter().map(|i| i.name).collect();
-            let message =
-                format!("{} inputs were given, \"{}\" takes {}: {}", feed.count(), self.name, self.inputs.len(), names.join(", "));
-            return Err(Error::Input { name: "*".into(), message });
+            let (given, takes) = (feed.count(), words::count(self.inputs.len(), "input"));
+            let names =
+                if self.inputs.is_empty() { String::new() } else { format!(", {}", words::list(self.inputs.iter().map(|i| &*i.name))) };
+            let were = if given == 1 { "was" } else { "were" };
+            return Err(Error::Value(format!("\"{}\" takes {takes}{names}; {given} {were} given", self.name)));
         }
-        let mut known: [Option<u32>; slabwise_kernels::size::MAX_SYMBOLS] = Default::default();
-        let mut result = Ok(());
+        let mut known: Known = Default::default();
+        let (mut result, mut shown) = (Ok(()), 0);
         feed.each(&mut |at, source| {
+            shown += 1;
+            if result.is_ok() && at + 1 != shown {
+                result = Err(Error::Value(format!("a Feed shows input {at} where input {} is due", shown - 1)));
+            }
             if result.is_ok() {
-                result = self.fit(at, &source, &mut known);
+                result = self.fit(at, &Given::of(&source), &mut known);
             }
         });
-        result?;
+        result.map_err(|error| self.swapped(feed, error))?;
+        if shown != self.inputs.len() {
+            return Err(Error::Value(format!("a Feed that says it has {} shows {shown}", words::count(feed.count(), "input"))));
+        }
         let mut env = Env::default();
         for (symbol, _, extent) in self.symbols.iter() {
             let i = usize::from(symbol.0);
@@ -362,6 +425,7 @@ impl Compiled {
                 Extent::Found(_) => 0,
             };
         }
+        self.check_needed(None, &env)?;
         Ok(env)
     }
 
@@ -371,20 +435,57 @@ impl Compiled {
         Ok(self.inputs.first().and_then(|input| input.dims.first()).map_or(1, |length| length.usize_at(&env)))
     }
 
-    fn fit(&self, at: usize, source: &Source<'_>, known: &mut [Option<u32>]) -> Result<()> {
-        let slot = &self.inputs[at];
-        let fail = |message: String| Err(Error::Input { name: slot.name.into(), message });
-        let (dtype, lengths) = match source {
-            Source::Host { dtype, lengths, elements, .. } => {
-                (*dtype, lengths.clone().map_or_else(|| self.flat(slot, *elements, known), Ok))
+    /// An error of a feed whose inputs would fit in one other order, which is said then.
+    fn swapped(&self, feed: &dyn Feed, error: Error) -> Error {
+        let Error::Input { name, mut message } = error else { return error };
+        let mut given: Vec<Given> = Vec::new();
+        feed.each(&mut |_, source| given.push(Given::of(&source)));
+        let mut orders = Vec::new();
+        if given.len() == self.inputs.len() && given.len() <= 8 {
+            self.orders(&given, &Known::default(), &mut Vec::new(), &mut orders);
+        }
+        if let [order] = &orders[..] {
+            // `order[at]` is what fits the input `at`: as it was given, the inputs were in the inverse order.
+            let place = |given: usize| order.iter().position(|&o| o == given).unwrap_or(given);
+            let were = (0..order.len()).map(|given| &*self.inputs[place(given)].name);
+            let takes = self.inputs.iter().map(|i| &*i.name);
+            let (were, takes) = (were.collect::<Vec<_>>().join(", "), takes.collect::<Vec<_>>().join(", "));
+            message = format!("{message}; the inputs seem to be in the order {were}, \"{}\" takes them as {takes}", self.name);
+        }
+        Error::Input { name, message }
+    }
+
+    /// Orders of what is given under which each fits its input, two at most.
+    fn orders(&self, given: &[Given], known: &Known, order: &mut Vec<usize>, found: &mut Vec<Vec<usize>>) {
+        let at = order.len();
+        if at == given.len() {
+            return found.push(order.clone());
+        }
+        for next in (0..given.len()).filter(|next| !order.contains(next)).collect::<Vec<_>>() {
+            let mut known = *known;
+            if found.len() < 2 && self.fit(at, &given[next], &mut known).is_ok() {
+                order.push(next);
+                self.orders(given, &known, order, found);
+                order.pop();
             }
-            Source::Resident(b) => (b.dtype, Ok(b.lengths.clone())),
-            Source::Donated(d) => (d.0.dtype, Ok(d.0.lengths.clone())),
+        }
+    }
+
+    /// Whether what is given fits an input, where other inputs have said some lengths already.
+    fn fit(&self, at: usize, given: &Given, known: &mut Known) -> Result<()> {
+        let Some(slot) = self.inputs.get(at) else {
+            return Err(Error::Value(format!(
+                "a Feed shows input {at}; \"{}\" takes {}",
+                self.name,
+                words::count(self.inputs.len(), "input")
+            )));
         };
+        let fail = |message: String| Err(Error::Input { name: slot.name.to_string(), message });
+        let dtype = given.dtype;
         if dtype != slot.dtype && !(slot.dtype == DType::Bool && dtype == DType::U8) {
             return fail(format!("{dtype} was given, {} is expected", slot.dtype));
         }
-        let lengths = lengths?;
+        let lengths = given.lengths.clone().map_or_else(|| self.flat(slot, given.elements, known), Ok)?;
         let expected = self.symbols.show(&slot.dims);
         if lengths.len() != slot.dims.len() {
             return fail(format!("shape {lengths:?} was given, {expected} is expected"));
@@ -400,9 +501,9 @@ impl Compiled {
                                 "shape {lengths:?} was given: \"{name}\" is {length}, more than its bound {bound}; compile with a larger bound or feed smaller parts"
                             ));
                         }
-                        Extent::Free(_) if length == 0 || u32::try_from(length).is_err() => {
+                        Extent::Free(_) if u32::try_from(length).is_err() => {
                             return fail(format!(
-                                "shape {lengths:?} was given: \"{name}\" is {length}; a free dimension is 1 to {} long",
+                                "shape {lengths:?} was given: \"{name}\" is {length}; a free dimension is at most {} long",
                                 u32::MAX
                             ));
                         }
@@ -433,14 +534,22 @@ impl Compiled {
         let fits = if unknown == 0 { rest == elements } else { unknown == 1 && rest > 0 && elements.is_multiple_of(rest) };
         if !fits {
             let message = format!("{elements} elements were given, {} is expected", self.symbols.show(&slot.dims));
-            return Err(Error::Input { name: slot.name.into(), message });
+            return Err(Error::Input { name: slot.name.to_string(), message });
         }
         Ok(slot.dims.iter().map(|d| fixed(d).unwrap_or_else(|| elements / rest)).collect())
     }
 
+    /// Refuses a run in which a length is 0 that must not be: those that are known after a step, or at the start.
+    pub fn check_needed(&self, after: Option<usize>, env: &Env) -> Result<()> {
+        match self.needed.iter().find(|need| need.after == after && need.length.at(env) == 0) {
+            Some(need) => Err(Error::Data { mistake: need.mistake.clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// The mistake that a fault in a step's data is.
     pub fn fault(&self, step: usize, fault: Fault) -> Error {
-        let message = describe(fault, self.steps[step].binds.is_some(), self.indices_of(step));
+        let message = describe(fault, self.steps[step].checks(), self.indices_of(step));
         let step = &self.steps[step];
         let mistake = Mistake { location: step.origin.location, layer: step.origin.layer.to_string(), message };
         Error::Data { mistake }
@@ -479,6 +588,15 @@ impl Step {
     /// The kernel that it runs, if it runs one.
     pub fn kernel(&self) -> Option<&Kernel> {
         if let Work::Run(kernel) = &self.work { Some(kernel) } else { None }
+    }
+
+    /// What it checks, if it checks anything.
+    pub fn checks(&self) -> CheckKind {
+        match self.binds {
+            Some(_) => CheckKind::Length,
+            None if self.finite => CheckKind::Finite,
+            None => CheckKind::Index,
+        }
     }
 
     /// The largest team that it may run with, if one runs it.

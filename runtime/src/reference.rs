@@ -12,9 +12,9 @@ use half::{bf16, f16};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::random;
 use slabwise_kernels::scalar::Value;
-use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::size::{Env, Size, Symbol};
 
-use crate::graph::{Graph, Node};
+use crate::graph::{Graph, Needed, Node};
 use crate::ops::Op;
 use crate::shape::Extent;
 use structural as s;
@@ -70,6 +70,12 @@ pub enum Fault {
         node: u32,
         /// Which.
         what: &'static str,
+    },
+    /// A length of 0 where elements are needed.
+    #[error("{why}")]
+    Empty {
+        /// What is wrong without elements.
+        why: String,
     },
 }
 
@@ -167,6 +173,13 @@ pub fn evaluate(graph: &Graph, env: &Env, inputs: &[Array], variables: &[Array],
     let mut env = *env;
     let mut values: Vec<Array> = Vec::with_capacity(graph.nodes.len());
     let mut assigned = vec![None; graph.variables.len()];
+    // Lengths that a node finds are known behind it; the others are now.
+    let needs = |env: &Env, found: Option<Symbol>| {
+        let known = |n: &&Needed| found.map_or(!graph.symbols.any_found(&[n.length]), |s| n.length.symbols().any(|other| other == s));
+        let empty = graph.needed.iter().filter(known).find(|n| n.length.at(env) == 0);
+        empty.map_or(Ok(()), |n| Err(Fault::Empty { why: n.why.clone() }))
+    };
+    needs(&env, None)?;
     for id in graph.ids() {
         let node = graph.node(id);
         let dims: Vec<usize> = node.dims.iter().map(|d| d.usize_at(&env)).collect();
@@ -190,6 +203,7 @@ pub fn evaluate(graph: &Graph, env: &Env, inputs: &[Array], variables: &[Array],
                 let length = s::in_range(args[0].values[0], most.usize_at(&env) + 1);
                 let length = length.map_err(|(index, limit)| Fault::Index { node: id.0, index, limit })?;
                 env.0[usize::from(symbol.0)] = length as u32;
+                needs(&env, Some(*symbol))?;
                 args[0].clone()
             }
             op => compute(op, node, &args, &dims, &env, precision).map_err(|(index, limit)| Fault::Index { node: id.0, index, limit })?,
@@ -237,7 +251,7 @@ fn compute(op: &Op, node: &Node, args: &[&Array], dims: &[usize], env: &Env, pre
         }),
         Op::Cast(to) => pointwise(&|at| convert(args[0].values[at], args[0].dtype, *to)),
         Op::Copy | Op::Reshape => pointwise(&|at| args[0].values[at]),
-        Op::CheckIndex { limit } => {
+        Op::CheckIndex { limit, .. } => {
             let limit = limit.usize_at(env);
             args[0].values.iter().try_for_each(|&v| s::in_range(v, limit).map(drop))?;
             args[0].clone()
@@ -290,6 +304,7 @@ mod tests {
 
     use super::*;
     use crate::graph::InputInfo;
+    use crate::ops::Checked;
     use crate::ops::{ConvGeometry, Emit, NodeId};
 
     fn sizes(lengths: &[usize]) -> Dims {
@@ -301,7 +316,7 @@ mod tests {
         let mut g = Graph::default();
         let mut ids = Vec::new();
         for (i, a) in arrays.iter().enumerate() {
-            g.inputs.push(InputInfo { name: "x", dtype: a.dtype, dims: sizes(&a.dims), donated_to: None });
+            g.inputs.push(InputInfo { name: "x".into(), dtype: a.dtype, dims: sizes(&a.dims), donated_to: None });
             ids.push(g.emit(Op::Input(i as u32), &[], a.dtype, sizes(&a.dims)));
         }
         let last = build(&mut g, &ids);
@@ -369,8 +384,9 @@ mod tests {
     #[test]
     fn faults_name_the_node() {
         let index = Array { dtype: DType::I32, dims: vec![3], values: vec![0.0, 4.0, 2.0] };
-        let checked =
-            value(std::slice::from_ref(&index), |g, x| g.emit(Op::CheckIndex { limit: Size::fixed(4) }, x, DType::I32, sizes(&[3])));
+        let checked = value(std::slice::from_ref(&index), |g, x| {
+            g.emit(Op::CheckIndex { limit: Size::fixed(4), of: Checked::Index }, x, DType::I32, sizes(&[3]))
+        });
         assert_eq!(checked, Err(Fault::Index { node: 1, index: 4, limit: 4 }));
         let gathered = value(&[floats(&[2], &[1.0, 2.0]), index], |g, x| g.emit(Op::Gather { axis: 0 }, x, DType::F32, sizes(&[3])));
         assert_eq!(gathered, Err(Fault::Index { node: 2, index: 4, limit: 2 }));

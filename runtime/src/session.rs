@@ -41,9 +41,13 @@ use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::plan::Plan;
 use crate::program::{Compiled, Program, Step, lengths};
+use crate::settings;
 use crate::shapes::first_lengths;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
+use crate::words;
+
+pub use measure::KernelTime;
 
 /// A weight or state of a session.
 pub(crate) struct Variable {
@@ -63,9 +67,13 @@ pub struct RunStats {
     pub pool_bytes: u64,
 }
 
+/// Where a buffer of the user's lies.
 struct Slot {
     region: Region,
+    /// How many buffers had the slot before, or how often this one was donated: what handles are told apart by.
     generation: u64,
+    /// The first generation of the buffer that has the slot now, or of the next: those before belong to buffers that were freed.
+    born: u64,
 }
 
 /// Weights, one slab and the programs that share them, on one device.
@@ -94,6 +102,8 @@ pub struct Session {
     /// Batches ahead of programs.
     rings: Vec<prefetch::Ring>,
     slots: Vec<Slot>,
+    /// The slots that no buffer has.
+    free_slots: Vec<usize>,
     stats: RunStats,
     profile: Option<Vec<f64>>,
     recording: Option<measure::Recording>,
@@ -103,19 +113,13 @@ static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
 /// Threads a session uses unless told otherwise: `SLABWISE_THREADS`, or one for each core.
 fn default_threads() -> Result<usize> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    match std::env::var("SLABWISE_THREADS") {
-        Ok(text) => match text.trim().parse() {
-            Ok(n) if (1..=1024).contains(&n) => Ok(n),
-            _ => Err(Error::Value(format!("SLABWISE_THREADS is {text:?}; it is a number of threads from 1 to 1024"))),
-        },
-        Err(_) => Ok(cores),
-    }
+    Ok(settings::threads()?.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)))
 }
 
 impl Session {
     /// A session with the parameters that models have declared in `params`. Nothing is allocated before a program is compiled.
     pub fn new(device: Device, params: Params) -> Result<Self> {
+        settings::check()?;
         let memory = Backend::open(device)?;
         Ok(Session {
             id: SESSIONS.fetch_add(1, Ordering::Relaxed),
@@ -139,6 +143,7 @@ impl Session {
             slots_of_inputs: 1,
             rings: Vec::new(),
             slots: Vec::new(),
+            free_slots: Vec::new(),
             stats: RunStats::default(),
             profile: None,
             recording: None,
@@ -214,7 +219,8 @@ impl Session {
     /// Compiles what a trace says for these outputs. Programs of one session share weights and slab.
     ///
     /// # Errors
-    /// All mistakes of the model together, or what of it cannot be planned.
+    /// All mistakes of the model together, or what of it cannot be planned; and if weights, state or slab are larger than the memory that
+    /// the host has free now, swap and the limit of its control group counted: Linux would promise it, and end the process later.
     #[track_caller]
     pub fn compile<const N: usize>(&mut self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Program<N>> {
         let graph = self.finished(trace, &outputs)?;
@@ -239,16 +245,24 @@ impl Session {
         let mut mistakes = self.params.mistakes();
         let finished = trace.finish(outputs);
         if trace.params().is_some_and(|p| !p.same(&self.params)) {
+            let read = trace.with_graph(|g| words::list(g.variables.iter().filter(|v| v.is_param).map(|v| &*v.name)));
             return Err(Error::Foreign(format!(
-                "\"{}\" uses parameters that were declared in other Params than this session's",
+                "\"{}\" reads {read}, declared in other Params than this session's; make the session with the Params of the model, of which \
+                 clones are as good",
                 trace.name()
             )));
         }
         match finished {
-            Ok(graph) if mistakes.is_empty() => Ok(graph),
+            Ok(graph) if mistakes.is_empty() => {
+                if trace.is_training() && !trace.changes_anything() {
+                    log::warn!("\"{}\" is for training but changes no weight and no state: does it lack its minimize?", trace.name());
+                }
+                Ok(graph)
+            }
             Ok(_) => Err(Error::Trace(mistakes)),
             Err(more) => {
-                mistakes.extend(more);
+                let fresh: Vec<_> = more.into_iter().filter(|m| !mistakes.contains(m)).collect();
+                mistakes.extend(fresh);
                 Err(Error::Trace(mistakes))
             }
         }
@@ -260,7 +274,8 @@ impl Session {
     /// If the graph does not have `N` outputs, a tensor is beyond any machine's memory, or the budget does not suffice.
     pub fn compile_graph<const N: usize>(&mut self, name: &str, graph: &Graph) -> Result<Program<N>> {
         if graph.outputs.len() != N {
-            return Err(Error::Value(format!("\"{name}\" has {} outputs, {N} are expected", graph.outputs.len())));
+            let (has, expected) = (words::count(graph.outputs.len(), "output"), words::count(N, "output"));
+            return Err(Error::Value(format!("\"{name}\" has {has}, {expected} are expected")));
         }
         let counters = self.new_counters(name, graph)?;
         let program = self.compile_for_shapes(name, graph)?;
@@ -309,7 +324,7 @@ impl Session {
                 Some(known) => {
                     let (a, b) = (graph.symbols.show(&known.dims), graph.symbols.show(&info.dims));
                     return Err(Error::Value(format!(
-                        "\"{}\" is {} {a} in this session and {} {b} in this program",
+                        "\"{}\" is {} {a} in this session and {} {b} in this program; give one of them another name",
                         info.name, known.dtype, info.dtype
                     )));
                 }
@@ -329,7 +344,7 @@ impl Session {
     pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
         let sized = self.fresh(graph)?;
         let total = self.room_for(&sized)?;
-        if total > 0 {
+        if !sized.is_empty() {
             let arena = self.reserve(total, "weights and state")?;
             let (first, mut at) = (self.variables.len(), 0);
             for (info, bytes) in sized {
@@ -392,8 +407,9 @@ impl Session {
         let (threads, room) = (self.team.threads(), inner.steps.iter().filter_map(Step::threads).min());
         if let Some(room) = room.filter(|&room| room < threads) {
             let message = format!(
-                "\"{}\" was compiled for {room} threads and the session now has {threads}; set the threads before compiling",
-                inner.name
+                "\"{}\" was compiled for {} and the session now has {threads}; set the threads before compiling",
+                inner.name,
+                words::count(room, "thread")
             );
             return Err(Error::Value(message));
         }
@@ -405,19 +421,31 @@ impl Session {
         self.ready(inner)?;
         let mut result = Ok(());
         let mut fed: SmallVec<[(usize, bool); 8]> = SmallVec::new();
-        feed.each(&mut |_, source| {
+        feed.each(&mut |at, source| {
             let (buffer, given) = match &source {
                 Source::Resident(buffer) => (*buffer, false),
                 Source::Donated(donated) => (&donated.0, true),
                 Source::Host { .. } => return,
             };
-            if fed.iter().any(|&(slot, gone)| slot == buffer.slot && (gone || given)) && result.is_ok() {
-                result = Err(Error::Donated { name: buffer.name.to_string() });
-            }
-            fed.push((buffer.slot, given));
             if result.is_ok() {
                 result = self.resident(buffer).map(|_| ());
             }
+            if result.is_ok()
+                && let Some(input) = inner.inputs.get(at)
+            {
+                let name = || input.name.to_string();
+                let fail = |message: String| Err(Error::Input { name: name(), message });
+                if fed.iter().any(|&(slot, gone)| slot == buffer.slot && (gone || given)) {
+                    result = fail(format!("the buffer \"{}\" is donated, and fed to another input too; upload a copy of it", buffer.name));
+                } else if given && input.donated_to.is_none() {
+                    result = fail(format!(
+                        "the buffer \"{}\" is donated to it, but no output of \"{}\" takes its bytes; say Trace::donate of the input \
+                         before compiling, or feed the buffer without donating it",
+                        buffer.name, inner.name
+                    ));
+                }
+            }
+            fed.push((buffer.slot, given));
         });
         result?;
         let env = inner.sizes(feed)?;
@@ -477,11 +505,12 @@ impl Session {
         if buffer.session != self.id {
             return Err(Error::Foreign(format!("buffer \"{}\" belongs to another session", buffer.name)));
         }
-        let slot = &self.slots[buffer.slot];
-        if slot.generation != buffer.generation {
-            return Err(Error::Donated { name: buffer.name.to_string() });
+        let name = || buffer.name.to_string();
+        match self.slots.get(buffer.slot) {
+            Some(slot) if slot.generation == buffer.generation => Ok(slot.region),
+            Some(slot) if buffer.generation < slot.born => Err(Error::Freed { name: name() }),
+            _ => Err(Error::Donated { name: name() }),
         }
-        Ok(slot.region)
     }
 
     /// Donated inputs become the outputs they were declared for: their bytes, a new generation of handle.
@@ -500,20 +529,17 @@ impl Session {
             }
         });
         for (at, buffer) in donated {
+            // A buffer whose bytes no output takes was refused before the run.
+            let Some(to) = inner.inputs[at].donated_to.map(|t| t as usize).filter(|&t| t < N) else { continue };
             let slot = &mut self.slots[buffer.slot];
             slot.generation += 1;
             let (region, generation) = (slot.region, slot.generation);
-            let Some(to) = inner.inputs[at].donated_to.map(|t| t as usize).filter(|&t| t < N) else {
-                // Given to a program that has no use for the bytes: they go back to the host.
-                self.memory.release(region.arena);
-                continue;
-            };
             let output = &inner.buffers[inner.outputs[to]];
             let lengths = lengths(&output.dims, env);
             let bytes = (lengths.iter().product::<usize>() * output.dtype.bytes()) as u64;
             if bytes > region.bytes {
                 return Err(Error::Input {
-                    name: inner.inputs[at].name.into(),
+                    name: inner.inputs[at].name.to_string(),
                     message: format!("the donated buffer has {} bytes, its output needs {bytes}", region.bytes),
                 });
             }
@@ -525,18 +551,24 @@ impl Session {
     }
 
     /// Names of all weights and state, in the order they were declared.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.variables.iter().map(|v| &*v.info.name)
+    pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
+        self.variables.iter().filter(|v| !v.info.is_constant()).map(|v| &*v.info.name)
     }
 
     fn find(&self, name: &str) -> Result<&Variable> {
         self.by_name.get(name).map(|&at| &self.variables[at]).ok_or_else(|| {
-            let known: Vec<&str> = self.names().take(12).collect();
-            Error::Value(format!(
-                "there is no weight or state \"{name}\"; there are {} of them: {} …",
-                self.variables.len(),
-                known.join(", ")
-            ))
+            if self.params.declared().iter().any(|declared| declared.name() == name) {
+                return Error::Value(format!(
+                    "\"{name}\" is declared but has no value yet: compile a program first, or load a file with Session::load"
+                ));
+            }
+            if self.names().next().is_none() {
+                return Error::Value(format!(
+                    "there is no weight or state \"{name}\": the session has none before a program is compiled or a file is loaded"
+                ));
+            }
+            let instead = words::instead(name, "weights and states", self.names());
+            Error::Value(format!("there is no weight or state \"{name}\"{instead}"))
         })
     }
 

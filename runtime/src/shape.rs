@@ -1,6 +1,8 @@
 //! Shapes as users write them: numbers and named dimensions, with a bound or without.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
 pub use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size, Symbol};
 pub use slabwise_kernels::spec::Dims;
@@ -26,12 +28,34 @@ pub enum Dim {
 }
 
 impl Dim {
-    /// A dimension of any length up to `max`; all dimensions of this name in a trace have the same length.
+    /// A dimension of any length up to `max`, 0 included; all dimensions of this name in a trace have the same length. A training
+    /// trace refuses a run whose loss is a mean over nothing; elsewhere such a mean is NaN.
     pub const fn bounded(name: &'static str, max: u32) -> Self {
         Dim::Bounded { name, max }
     }
 
-    /// A dimension of any length from 1 on; all dimensions of this name in a trace have the same length in a run. A program with
+    /// A name for a dimension that is made while the program runs, as of a model read from a file. Each different name is kept for
+    /// as long as the process lives, once.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// let side = "query";
+    /// let dim = Dim::bounded(Dim::name(&format!("{side}_length")), 128);
+    /// ```
+    pub fn name(text: &str) -> &'static str {
+        static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        match names.get(text) {
+            Some(name) => name,
+            None => {
+                let name: &'static str = String::from(text).leak();
+                names.insert(name);
+                name
+            }
+        }
+    }
+
+    /// A dimension of any length; all dimensions of this name in a trace have the same length in a run. A program with
     /// such dimensions is planned when a run brings lengths for which there is no plan yet, as
     /// [`CompileOptions::shapes`](crate::CompileOptions::shapes) says.
     pub const fn free(name: &'static str) -> Self {

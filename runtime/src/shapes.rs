@@ -34,6 +34,9 @@ impl Ranges {
     /// The least and the largest length planned together with this one.
     pub fn around(self, length: u32) -> (u32, u32) {
         let Ranges::Growth(percent) = self else { return (length, length) };
+        if length == 0 {
+            return (0, 0);
+        }
         let (mut low, mut rung) = (1u64, 1u64);
         while rung < u64::from(length) {
             low = rung + 1;
@@ -195,7 +198,7 @@ impl Session {
         let started = Instant::now();
         if graph.symbols.free().next().is_none() {
             let laid = lay_out(self, name, graph, started)?;
-            return Ok(Program { inner: Arc::new(link(self, laid, started)?), shaped: None });
+            return Ok(Program { inner: Arc::new(link(self, laid)?), shaped: None });
         }
         let shaped = PerShape { graph: graph.clone(), shapes, plans: Mutex::default() };
         let inner = shaped.plan(self, name, &Env([FIRST; MAX_SYMBOLS]))?;
@@ -233,7 +236,7 @@ impl PerShape {
             None => (*lengths, *lengths, lay_out_for(session, lengths)?),
         };
         log::debug!("{name}: planned for {:?} to {:?}", least.0, most.0);
-        let compiled = link(session, laid, started)?;
+        let compiled = link(session, laid)?;
         Ok(self.keep(least, most, compiled))
     }
 }
@@ -319,7 +322,7 @@ fn impossible(graph: &Graph, id: NodeId, lengths: &Env, why: &str) -> Error {
     let node = graph.node(id);
     let taking_part = |s: &Symbol| node.dims.iter().any(|d| d.symbols().any(|t| t == *s));
     let symbol = symbols.free().find(taking_part).or_else(|| symbols.free().next());
-    let of = |s: Symbol| graph.inputs.iter().find(|i| i.dims.contains(&Size::symbol(s))).map_or("*", |i| i.name);
+    let of = |s: Symbol| graph.inputs.iter().find(|i| i.dims.contains(&Size::symbol(s))).map_or("*", |i| &*i.name);
     let origin = graph.origin(id);
     let said: Vec<String> = symbols.free().map(|s| format!("\"{}\" is {}", symbols.name(s), at(lengths, s))).collect();
     let (file, line) = (origin.location.file(), origin.location.line());

@@ -8,6 +8,7 @@ mod random;
 mod state;
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use crate::error::Mistake;
-use crate::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
+use crate::graph::{Bases, Graph, InputInfo, Origin, Phase, VariableInfo};
 use crate::ops::{Emit, NodeId, Op};
 use crate::params::{Param, Params};
 use crate::passes::autodiff;
@@ -26,6 +27,7 @@ use crate::shape::{Dim, Extent, Shape, Symbols, elements};
 use crate::tensor::{Operand, POISON, Tensor, number};
 
 pub(crate) use learn::names;
+pub(crate) use state::RANDOM;
 pub use state::State;
 
 /// The user's line.
@@ -36,16 +38,20 @@ pub struct Trace {
     building: RefCell<Building>,
     training: bool,
     averaged: bool,
+    sampling: bool,
     name: String,
 }
 
 #[derive(Default)]
 struct Building {
     graph: Graph,
+    bases: Bases,
     mistakes: Vec<Mistake>,
     /// Where the parameters come from.
     params: Option<Params>,
     variables: Vec<Held>,
+    /// Their numbers by name.
+    names: HashMap<Arc<str>, u32>,
     /// How many random operations there are.
     streams: u32,
     /// The update being written down.
@@ -68,6 +74,8 @@ struct Held {
     node: NodeId,
     /// The node that assigns it, if one does.
     assigned: Option<NodeId>,
+    /// Of a parameter, its declarations that the trace reads, by number, and the line of the first.
+    declarations: SmallVec<[(u64, Line); 1]>,
 }
 
 impl Building {
@@ -78,17 +86,13 @@ impl Building {
     }
 
     /// The layer of an operation: that of a parameter among its operands, else the first an operand has.
-    fn layer(&self, operands: &[NodeId]) -> Arc<str> {
-        let weight = |id: &&NodeId| {
-            // A transposed weight is the weight still.
-            let mut node = self.graph.node(**id);
-            while node.op.is_view() {
-                node = self.graph.node(node.inputs[0]);
-            }
-            matches!(node.op, Op::Variable(v) if self.graph.variables[v as usize].is_param)
-        };
-        let layer = |id: &NodeId| &self.graph.origin(*id).layer;
-        let found = operands.iter().filter(weight).chain(operands).map(layer).find(|layer| !layer.is_empty());
+    fn layer(&mut self, operands: &[NodeId]) -> Arc<str> {
+        let Building { graph, bases, .. } = self;
+        // A transposed weight is the weight still.
+        let mut weight =
+            |id: &&NodeId| matches!(graph.node(bases.of(graph, **id)).op, Op::Variable(v) if graph.variables[v as usize].is_param);
+        let layer = |id: &NodeId| &graph.origin(*id).layer;
+        let found = operands.iter().filter(&mut weight).chain(operands).map(layer).find(|layer| !layer.is_empty());
         found.map_or_else(|| Arc::from(""), Arc::clone)
     }
 
@@ -99,14 +103,37 @@ impl Building {
 }
 
 impl Trace {
-    /// A program that learns: dropout drops, [`Trace::minimize`] is allowed, and randomness moves on with every step.
+    /// A program that learns: dropout drops, [`Trace::minimize`] is allowed, and randomness moves on with every step. One that
+    /// changes no weight and no state is compiled, with a warning in the log: most likely it lacks its `minimize`.
     pub fn training() -> Self {
-        Trace { building: RefCell::default(), training: true, averaged: false, name: "train".into() }
+        Trace { building: RefCell::default(), training: true, averaged: false, sampling: false, name: "train".into() }
     }
 
-    /// A program that only computes: dropout is the identity, and random numbers are the same in every run.
+    /// A program that only computes: dropout is the identity, and random numbers are the same in every run, unless the trace is
+    /// one for [sampling](Trace::sampling).
     pub fn inference() -> Self {
-        Trace { building: RefCell::default(), training: false, averaged: false, name: "infer".into() }
+        Trace { training: false, name: "infer".into(), ..Trace::training() }
+    }
+
+    /// The same with new random numbers in each run, for sampling from a model: they follow from the seed of the session's
+    /// parameters and from the number of runs of such programs before, which is the last element of the state "sampling" (i32 `[3]`:
+    /// seed low, seed high, runs). It is saved with the weights, so that a session that goes on draws what an uninterrupted one would;
+    /// [`Session::set_value`](crate::Session::set_value) sets it anew. Training draws from another state, which sampling leaves alone.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// let trace = Trace::inference().sampling();
+    /// let noise = trace.normal((4, 2));
+    /// # let mut session = Session::new(Device::Cpu, Params::seeded(0))?;
+    /// let sample = session.compile(&trace, [noise])?;
+    /// let first = session.run(&sample, ())?[0].array::<f32>()?;
+    /// assert_ne!(session.run(&sample, ())?[0].array::<f32>()?, first);
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    #[must_use]
+    pub fn sampling(mut self) -> Self {
+        self.sampling = true;
+        self
     }
 
     /// The same on averaged weights: parameters are read as the averages that [`Optimizer::ema`](crate::optim::Optimizer::ema)
@@ -139,14 +166,14 @@ impl Trace {
 
     /// Declares an input. In a run inputs are handed over in the order of declaration.
     #[track_caller]
-    pub fn input(&self, name: &'static str, dtype: DType, shape: impl Into<Shape>) -> Tensor<'_> {
+    pub fn input(&self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Tensor<'_> {
         let shape = shape.into();
         self.record(Location::caller(), &[], |g, _| {
             let dims = resolve(&mut g.symbols, &shape).map_err(|why| format!("input \"{name}\": {why}"))?;
-            if g.inputs.iter().any(|i| i.name == name) {
+            if g.inputs.iter().any(|i| &*i.name == name) {
                 return Err(format!("input \"{name}\" is declared a second time"));
             }
-            g.inputs.push(InputInfo { name, dtype, dims: dims.clone(), donated_to: None });
+            g.inputs.push(InputInfo { name: name.into(), dtype, dims: dims.clone(), donated_to: None });
             Ok(g.emit(Op::Input(g.inputs.len() as u32 - 1), &[], dtype, dims))
         })
     }
@@ -167,7 +194,7 @@ impl Trace {
         };
         let twice = building.graph.inputs.iter().any(|known| known.donated_to == Some(position as u32));
         let info = &mut building.graph.inputs[i as usize];
-        let name = info.name;
+        let name = info.name.clone();
         if twice || info.donated_to.replace(position as u32).is_some() {
             building.mistake(at, "", format!("donate: input \"{name}\" or output {position} is donated a second time"));
         }
@@ -197,15 +224,46 @@ impl Trace {
     fn variable_of(&self, param: &Param, at: Line) -> State<'_> {
         let foreign = {
             let mut building = self.building.borrow_mut();
-            !building.params.get_or_insert_with(|| param.params().clone()).same(param.params())
+            let own = building.params.get_or_insert_with(|| param.params().clone()).same(param.params());
+            let read = || building.graph.variables.iter().find(|v| v.is_param).map_or_else(String::new, |v| format!(", as \"{}\"", v.name));
+            (!own).then(|| format!("parameter \"{}\" belongs to other Params than those used before{}", param.name(), read()))
         };
-        if foreign {
-            let message = format!("parameter \"{}\" belongs to other Params than those used before", param.name());
+        if let Some(message) = foreign {
             return State::mistaken(self.fail(at, param.layer(), message));
+        }
+        // Its declaration was reported; what follows from it is not a second mistake.
+        if param.is_faulty() {
+            return State::mistaken(self.poisoned());
         }
         let info = VariableInfo::of(param);
         let info = if self.averaged && info.trained { info.average() } else { info };
-        self.declare(at, param.layer(), info)
+        let state = self.declare(at, param.layer(), info);
+        if let Some(message) = state.variable().and_then(|variable| self.second_declaration(param, variable)) {
+            return State::mistaken(self.fail(at, param.layer(), message));
+        }
+        state
+    }
+
+    /// What is wrong if this is another declaration of a parameter than those read before, when it is first read.
+    fn second_declaration(&self, param: &Param, variable: u32) -> Option<String> {
+        let (number, location) = param.declaration();
+        let known = &mut self.building.borrow_mut().variables[variable as usize].declarations;
+        if known.iter().any(|(n, _)| *n == number) {
+            return None;
+        }
+        known.push((number, location));
+        let (_, first) = known[0];
+        if known.len() == 1 || param.is_shared() {
+            return None;
+        }
+        let place = |line: Line| format!("{}:{}", line.file(), line.line());
+        Some(format!(
+            "\"{}\" is declared at {} and again at {}: two layers have one name and would share weights; give the second another name, \
+             or its place as Scope::shared() if they are to",
+            param.name(),
+            place(first),
+            place(location)
+        ))
     }
 
     /// One value everywhere. Numbers that the type cannot hold are mistakes.
@@ -294,6 +352,10 @@ impl Trace {
         if !building.mistakes.is_empty() {
             return Err(building.mistakes.clone());
         }
+        // What a mistaken declaration gave was not reported here.
+        if outputs.iter().any(|o| o.is_poisoned()) {
+            return Err(building.params.as_ref().map(Params::mistakes).unwrap_or_default());
+        }
         let mut graph = building.graph.clone();
         graph.outputs = outputs.iter().map(|o| o.id).collect();
         for info in &graph.inputs {
@@ -323,7 +385,7 @@ impl Trace {
             return self.fail(at, "", "the operands belong to two traces".into());
         }
         let ids: SmallVec<[NodeId; 4]> = operands.iter().map(|t| t.id).collect();
-        let layer = self.building.borrow().layer(&ids);
+        let layer = self.building.borrow_mut().layer(&ids);
         self.record_in(at, layer, |g| build(g, &ids))
     }
 
@@ -387,6 +449,12 @@ impl Trace {
     /// See [`Tensor::keep`].
     pub(crate) fn keep(&self, id: NodeId) {
         self.building.borrow_mut().graph.keep(id);
+    }
+
+    /// Whether a step changes a weight or a state, the random one aside.
+    pub(crate) fn changes_anything(&self) -> bool {
+        let building = self.building.borrow();
+        building.graph.variables.iter().zip(&building.variables).any(|(info, held)| held.assigned.is_some() && &*info.name != RANDOM)
     }
 
     /// Looks at the graph.

@@ -1,6 +1,7 @@
 //! What several test binaries share.
 #![allow(dead_code)] // each binary uses a part of it
 
+pub mod arrays;
 pub mod networks;
 pub mod random_graph;
 
@@ -61,7 +62,7 @@ pub fn graph() -> Graph {
 /// Adds an input.
 pub fn input(graph: &mut Graph, dtype: DType, dims: &Dims) -> NodeId {
     let at = graph.inputs.len() as u32;
-    graph.inputs.push(InputInfo { name: "input", dtype, dims: dims.clone(), donated_to: None });
+    graph.inputs.push(InputInfo { name: "input".into(), dtype, dims: dims.clone(), donated_to: None });
     graph.emit(Op::Input(at), &[], dtype, dims.clone())
 }
 
@@ -77,6 +78,7 @@ pub fn variable(graph: &mut Graph, dtype: DType, dims: &Dims, init: Init) -> Nod
         is_param,
         trained: is_param,
         average_of: None,
+        data: None,
     });
     graph.emit(Op::Variable(at), &[], dtype, dims.clone())
 }

@@ -35,7 +35,16 @@ pub struct RandomGraph {
 impl RandomGraph {
     /// The graph of a seed: about `size` steps, each of one operation or of a few that belong together.
     pub fn new(seed: u64, size: usize) -> RandomGraph {
-        let mut maker = Maker::new(Rng(seed.wrapping_mul(0x5851_F42D_4C95_7F2D)));
+        RandomGraph::made(seed, size, false)
+    }
+
+    /// The same where lengths of 0 and 1 are as likely as others: of inputs, parameters, slices and what is repeated.
+    pub fn short(seed: u64, size: usize) -> RandomGraph {
+        RandomGraph::made(seed, size, true)
+    }
+
+    fn made(seed: u64, size: usize, short: bool) -> RandomGraph {
+        let mut maker = Maker::new(Rng(seed.wrapping_mul(0x5851_F42D_4C95_7F2D)), short);
         for _ in 0..size {
             maker.step();
         }
@@ -97,10 +106,12 @@ struct Maker {
     known: Vec<(NodeId, Known)>,
     streams: u32,
     state: NodeId,
+    /// Whether lengths of 0 and 1 are as likely as others.
+    short: bool,
 }
 
 impl Maker {
-    fn new(rng: Rng) -> Maker {
+    fn new(mut rng: Rng, short: bool) -> Maker {
         let mut g = graph();
         let batch = Size::symbol(g.symbols.intern("batch", Extent::Bounded(BATCH)).expect("the first symbol"));
         let n = |n: i64| Size::fixed(n);
@@ -115,13 +126,17 @@ impl Maker {
             (DType::Bool, Dims::from_slice(&[batch, n(4)])),
             (DType::U8, Dims::from_slice(&[batch, n(4)])),
         ];
-        let mut inputs: Vec<NodeId> = shapes.iter().map(|(dtype, dims)| input(&mut g, *dtype, dims)).collect();
+        let mut drawn = |dims: &Dims| -> Dims {
+            let cut = |d: &Size, rng: &mut Rng| if d.as_fixed().is_some() { *rng.pick(&[d, &Size::ZERO, &Size::ONE, d]) } else { *d };
+            if short { dims.iter().map(|d| cut(d, &mut rng)).collect() } else { dims.clone() }
+        };
+        let mut inputs: Vec<NodeId> = shapes.iter().map(|(dtype, dims)| input(&mut g, *dtype, &drawn(dims))).collect();
         for lengths in [&[4, 3][..], &[2, 2, 3, 2], &[4], &[]] {
-            inputs.push(variable(&mut g, DType::F32, &super::dims(lengths), Init::Uniform { low: -1.0, high: 1.0 }));
+            inputs.push(variable(&mut g, DType::F32, &drawn(&super::dims(lengths)), Init::Uniform { low: -1.0, high: 1.0 }));
         }
         let state = variable(&mut g, DType::I32, &super::dims(&[3]), Init::RandomState);
         let known = inputs.into_iter().map(|id| (id, Known { bound: 3.0, exact: true })).collect();
-        Maker { g, rng, known, streams: 0, state }
+        Maker { g, rng, known, streams: 0, state, short }
     }
 
     fn of(&self, id: NodeId) -> Known {
@@ -308,16 +323,20 @@ impl Maker {
         let jumps = matches!(op, R::ArgMax | R::ArgMin);
         let types = if logic { &[DType::Bool][..] } else { &[DType::F32, DType::F16, DType::BF16, DType::I32] };
         let x = self.find(|g, id, known| types.contains(&g.dtype(id)) && (known.exact || !jumps))?;
-        let axes = self.some_axes(self.g.dims(x).len());
+        let mut axes = self.some_axes(self.g.dims(x).len());
+        // Nothing is the largest of no elements: such folds are refused before there is a graph.
+        let identity = matches!(op, R::Sum | R::Prod | R::Any | R::All);
+        axes.retain(|&axis| identity || self.g.dims(x)[axis].as_fixed().is_some_and(|n| n > 0) || !self.short);
         let Known { bound, exact } = self.of(x);
         let mut node = self.g.reduce(op, x, &axes);
         // A fold of a fold.
         if self.rng.one_in(3) && !jumps {
-            let more = self.some_axes(self.g.dims(node).len());
+            let mut more = self.some_axes(self.g.dims(node).len());
+            more.retain(|&axis| identity || self.g.dims(node)[axis].as_fixed().is_some_and(|n| n > 0) || !self.short);
             node = self.g.reduce(op, node, &more);
         }
         let points = |g: &Graph, id| elements(g.dims(id)).map_or(0, |n| n.at(&g.symbols.bounds())) as f64;
-        let count = points(&self.g, x) / points(&self.g, node);
+        let count = points(&self.g, x) / points(&self.g, node).max(1.0);
         let bound = match op {
             R::Sum => bound * count,
             R::Prod => bound.max(1.0).powf(count),

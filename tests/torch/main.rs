@@ -173,7 +173,7 @@ fn other_networks_of_images() {
 fn language_models() {
     let gpt = Gpt { layers: 2, width: 16, heads: 2, length: 8, vocabulary: 32, tied: false };
     check("gpt", AdamW::new(3e-3).weight_decay(0.1), |at| Box::new(gpt.layers(at)));
-    let lstm = LstmModel { vocabulary: 16, width: 8, hidden: 12, length: 6 };
+    let lstm = LstmModel { vocabulary: 16, width: 8, hidden: 12, length: 6, layers: 1 };
     check("lstm", Adam::new(1e-2), |at| Box::new(lstm.layers(at)));
 }
 

@@ -18,15 +18,17 @@ Result cuDeviceGetAttribute(int* value, int which, int device) {
     case 16: *value = (int)multiprocessors; break;
     case 75: *value = (int)(capability / 10); break;
     case 76: *value = (int)(capability % 10); break;
-    case 97: *value = 227 << 10; break;
+    case 97: *value = (int)shared_bytes; break;
     case 102: *value = (int)maps_pages; break;
     default: *value = 0;
     }
     return OK;
 }
-static int retained;
 Result cuDevicePrimaryCtxRetain(void** context, int device) {
-    CALL
+    pthread_mutex_lock(&lock);
+    ++calls;
+    Result told = told_to_fail(__func__);
+    if (told) LEAVE(told);
     ++retained;
     *context = (void*)(0x1000 + (size_t)device);
     LEAVE(OK);
@@ -43,7 +45,7 @@ Result cuDevicePrimaryCtxRelease_v2(int device) {
     }
     LEAVE(OK);
 }
-Result cuCtxSetCurrent(void* context) { (void)context; return OK; }
+Result cuCtxSetCurrent(void* context) { current = context; return OK; }
 Result cuMemGetInfo_v2(size_t* free_bytes, size_t* all) { CALL *all = (size_t)total; *free_bytes = (size_t)(total - live_bytes); LEAVE(OK); }
 Result cuGetErrorName(Result error, const char** text) {
     switch (error) {
@@ -51,7 +53,12 @@ Result cuGetErrorName(Result error, const char** text) {
     case ILLEGAL_ADDRESS: *text = "CUDA_ERROR_ILLEGAL_ADDRESS"; break;
     case LAUNCH_FAILED: *text = "CUDA_ERROR_LAUNCH_FAILED"; break;
     case INVALID_VALUE: *text = "CUDA_ERROR_INVALID_VALUE"; break;
+    case INVALID_CONTEXT: *text = "CUDA_ERROR_INVALID_CONTEXT"; break;
+    case INVALID_HANDLE: *text = "CUDA_ERROR_INVALID_HANDLE"; break;
+    case CONTEXT_IS_DESTROYED: *text = "CUDA_ERROR_CONTEXT_IS_DESTROYED"; break;
     case NOT_FOUND: *text = "CUDA_ERROR_NOT_FOUND"; break;
+    case CAPTURE_UNSUPPORTED: *text = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; break;
+    case CAPTURE_INVALIDATED: *text = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"; break;
     case CAPTURE_UNJOINED: *text = "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"; break;
     case CAPTURE_ISOLATION: *text = "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"; break;
     case CAPTURED_EVENT: *text = "CUDA_ERROR_CAPTURED_EVENT"; break;
@@ -63,9 +70,9 @@ Result cuGetErrorString(Result error, const char** text) { (void)error; *text = 
 
 Result cuMemAlloc_v2(Address* to, size_t bytes) {
     CALL
+    UNSAFE
     void* memory;
     if (!bytes) LEAVE(INVALID_VALUE);
-    if (is_recording()) LEAVE(CAPTURE_UNSUPPORTED);
     if (!take(bytes)) LEAVE(OUT_OF_MEMORY);
     if (posix_memalign(&memory, 256, bytes)) LEAVE(OUT_OF_MEMORY);
     /* Not zero, and NaN in every type of float: nobody may count on it. */
@@ -76,6 +83,7 @@ Result cuMemAlloc_v2(Address* to, size_t bytes) {
 }
 Result cuMemFree_v2(Address at) {
     CALL
+    UNSAFE
     if ((result = drain())) LEAVE(result);
     size_t bytes = remove_block(at);
     if (!bytes) LEAVE(INVALID_VALUE);
@@ -88,9 +96,9 @@ enum { PINNED_HEAD = 4096 };
 Result cuMemHostAlloc(void** to, size_t bytes, unsigned flags) {
     (void)flags;
     CALL
+    UNSAFE
     ++allocations;
     char* memory;
-    if (is_recording()) LEAVE(CAPTURE_UNSUPPORTED);
     if (posix_memalign((void**)&memory, PINNED_HEAD, PINNED_HEAD + bytes + !bytes)) LEAVE(OUT_OF_MEMORY);
     memset(memory + PINNED_HEAD, 0xFF, bytes);
     *(size_t*)memory = bytes;
@@ -101,6 +109,7 @@ Result cuMemHostAlloc(void** to, size_t bytes, unsigned flags) {
 }
 Result cuMemFreeHost(void* at) {
     CALL
+    UNSAFE
     drain();
     char* memory = (char*)at - PINNED_HEAD;
     --live_pinned;
@@ -185,7 +194,7 @@ Result cuStreamDestroy_v2(void* stream) {
     free(stream);
     LEAVE(OK);
 }
-Result cuStreamSynchronize(void* stream) { CALL if (of(stream)->graph) LEAVE(CAPTURE_UNSUPPORTED); LEAVE(drain_stream(of(stream), NULL)); }
+Result cuStreamSynchronize(void* stream) { CALL if (of(stream)->graph) LEAVE(spoiled(of(stream), CAPTURE_UNSUPPORTED)); LEAVE(drain_stream(of(stream), NULL)); }
 /* What is being recorded cannot wait for what is not, nor the other way round. A stream that waits for an event of a recording
  * is recorded itself from there on. */
 Result cuStreamWaitEvent(void* stream, void* at, unsigned flags) {
@@ -194,13 +203,13 @@ Result cuStreamWaitEvent(void* stream, void* at, unsigned flags) {
     Stream* waits = of(stream);
     const Event* event = at;
     if (event->capture) {
-        if (event->graph->capture != event->capture) LEAVE(CAPTURED_EVENT);
-        if (waits->graph && waits->graph != event->graph) LEAVE(CAPTURE_MERGE);
+        if (event->graph->capture != event->capture) LEAVE(spoiled(waits, CAPTURED_EVENT));
+        if (waits->graph && waits->graph != event->graph) LEAVE(spoiled(waits, CAPTURE_MERGE));
         waits->graph = event->graph;
         add_all(&waits->front, &event->front);
         LEAVE(OK);
     }
-    if (waits->graph) LEAVE(CAPTURE_ISOLATION);
+    if (waits->graph) LEAVE(spoiled(waits, CAPTURE_ISOLATION));
     if (event->mark && !event->mark->done) LEAVE(submit(stream, (Op){.kind = WAIT, .mark = know(event->mark)}));
     LEAVE(OK);
 }
@@ -234,12 +243,14 @@ Result cuEventRecord(void* at, void* stream) {
 }
 Result cuEventSynchronize(void* at) {
     CALL
+    UNSAFE
     const Event* event = at;
     if (event->capture) LEAVE(CAPTURED_EVENT);
     LEAVE(event->mark && !event->mark->done ? drain_stream(event->mark->stream, event->mark) : OK);
 }
 Result cuEventQuery(void* at) {
     CALL
+    UNSAFE
     const Event* event = at;
     if (event->capture) LEAVE(CAPTURED_EVENT);
     LEAVE(event->mark && !event->mark->done ? NOT_READY : OK);
@@ -271,14 +282,32 @@ Result cuMemsetD8Async(Address to, unsigned char byte, size_t bytes, void* strea
 
 /* ---- Code ----------------------------------------------------------------------------------------------------------- */
 
-/* Keeps the names that a cubin defines. */
+/* The most threads of a block that a function was compiled for, out of its attributes in the cubin. */
+static int threads_of(const char* at, const char* end) {
+    enum { WITH_VALUE = 4, MAX_THREADS = 5 };
+    while (at + 4 <= end) {
+        unsigned short bytes;
+        unsigned sides[3];
+        memcpy(&bytes, at + 2, 2);
+        if (at[0] == WITH_VALUE && at[1] == MAX_THREADS && bytes == sizeof sides && at + 4 + sizeof sides <= end) {
+            memcpy(sides, at + 4, sizeof sides);
+            return (int)(sides[0] * sides[1] * sides[2]);
+        }
+        at += at[0] == WITH_VALUE ? 4 + bytes : 4;
+    }
+    return 1024;
+}
+/* Keeps the functions that a cubin defines. From sm_90 on a kilobyte of a block's shared memory is the system's: it counts in
+ * the cubin, and not as the function's. */
 Result cuModuleLoadData(void** to, const void* image) {
     CALL
+    UNSAFE
     ++allocations;
     const char* bytes = image;
     const Elf64_Ehdr* head = image;
     if (memcmp(head->e_ident, ELFMAG, SELFMAG) || head->e_machine != 190 /* EM_CUDA */) LEAVE(INVALID_IMAGE);
     const Elf64_Shdr* sections = (const Elf64_Shdr*)(bytes + head->e_shoff);
+    const char* titles = bytes + sections[head->e_shstrndx].sh_offset;
     Module* module = calloc(1, sizeof *module);
     for (unsigned i = 0; i < head->e_shnum; ++i) {
         if (sections[i].sh_type != SHT_SYMTAB) continue;
@@ -286,67 +315,97 @@ Result cuModuleLoadData(void** to, const void* image) {
         const char* strings = bytes + sections[sections[i].sh_link].sh_offset;
         for (size_t s = 0; s < sections[i].sh_size / sizeof *symbols; ++s) {
             const char* name = strings + symbols[s].st_name;
-            if (ELF64_ST_TYPE(symbols[s].st_info) != STT_FUNC) continue;
-            module->names = realloc(module->names, module->names_bytes + strlen(name) + 1);
-            strcpy(module->names + module->names_bytes, name);
-            module->names_bytes += strlen(name) + 1;
+            if (ELF64_ST_TYPE(symbols[s].st_info) != STT_FUNC || strlen(name) >= sizeof module->kernels->name) continue;
+            Kernel* kernel = calloc(1, sizeof *kernel);
+            strcpy(kernel->name, name);
+            kernel->threads = 1024;
+            for (unsigned k = 0; k < head->e_shnum; ++k) {
+                const char *title = titles + sections[k].sh_name, *data = bytes + sections[k].sh_offset;
+                if (!strncmp(title, ".nv.shared.", 11) && !strcmp(title + 11, name))
+                    kernel->shared = (int)sections[k].sh_size - (capability >= 90 ? 1024 : 0);
+                if (!strncmp(title, ".nv.info.", 9) && !strcmp(title + 9, name))
+                    kernel->threads = threads_of(data, data + sections[k].sh_size);
+            }
+            kernel->shared_more = (48 << 10) - kernel->shared;
+            kernel->module = module;
+            kernel->next = module->kernels;
+            module->kernels = kernel;
         }
     }
+    ++live_modules;
     *to = module;
     LEAVE(OK);
 }
 Result cuModuleUnload(void* at) {
     CALL
-    drain();
+    UNSAFE
     Module* module = at;
-    while (module->kernels) { Kernel* k = module->kernels; module->kernels = k->next; free(k); }
-    free(module->names);
+    /* Code that runs is taken away under it. */
+    if (is_running(module)) {
+        snprintf(trouble, sizeof trouble, "a module is unloaded while its functions run");
+        LEAVE(sticky = LAUNCH_FAILED);
+    }
+    for (Kernel* k = module->kernels; k; k = k->next) k->module = NULL;
     free(module);
+    --live_modules;
     LEAVE(OK);
 }
 Result cuModuleGetFunction(void** to, void* at, const char* name) {
     CALL
-    Module* module = at;
-    size_t i = 0;
-    while (i < module->names_bytes && strcmp(module->names + i, name)) i += strlen(module->names + i) + 1;
-    if (i >= module->names_bytes) LEAVE(NOT_FOUND);
+    Kernel* kernel = ((Module*)at)->kernels;
+    while (kernel && strcmp(kernel->name, name)) kernel = kernel->next;
+    if (!kernel) LEAVE(NOT_FOUND);
     const char* where = *folder ? folder : getenv("SLABWISE_EMULATED");
     char path[4400] = "", object[4096] = "";
     snprintf(path, sizeof path, "%s/%s", where ? where : ".", name);
     FILE* file = fopen(path, "r");
     if (file) { object[fread(object, 1, sizeof object - 1, file)] = 0; fclose(file); }
     void* loaded = file ? dlopen(object, RTLD_NOW | RTLD_LOCAL) : NULL;
-    Kernel* kernel = calloc(1, sizeof *kernel);
     unsigned (*words)(const char*) = NULL;
     if (loaded) {
         *(void**)&kernel->emulate = dlsym(loaded, "slabwise_emulate");
         *(void**)&words = dlsym(loaded, "slabwise_words");
     }
-    if (!kernel->emulate || !words || !(kernel->words = words(name)) || strlen(name) >= sizeof kernel->name) {
+    if (!kernel->emulate || !words || !(kernel->words = words(name))) {
         snprintf(trouble, sizeof trouble, "%.200s is not emulated: there is no object in %.700s", name, path);
-        free(kernel);
         LEAVE(NOT_FOUND);
     }
-    strcpy(kernel->name, name);
-    kernel->shared_max = 48 << 10;
-    kernel->next = module->kernels;
-    module->kernels = kernel;
     *to = kernel;
     LEAVE(OK);
 }
+enum { SHARED_SIZE_BYTES = 1, MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
+Result cuFuncGetAttribute(int* value, int which, void* function) {
+    CALL
+    const Kernel* kernel = function;
+    if (!kernel->module) LEAVE(INVALID_HANDLE);
+    if (which != SHARED_SIZE_BYTES && which != MAX_DYNAMIC_SHARED_SIZE_BYTES) LEAVE(INVALID_VALUE);
+    *value = which == SHARED_SIZE_BYTES ? kernel->shared : kernel->shared_more;
+    LEAVE(OK);
+}
+/* What launches add and what the function declares must go into a block together. */
 Result cuFuncSetAttribute(void* function, int which, int value) {
     CALL
-    if (which != 8 || value > 227 << 10) LEAVE(INVALID_VALUE);
-    ((Kernel*)function)->shared_max = value;
+    Kernel* kernel = function;
+    if (!kernel->module) LEAVE(INVALID_HANDLE);
+    if (which != MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || value + kernel->shared > shared_bytes) {
+        snprintf(trouble, sizeof trouble, "%s declares %d bytes of shared memory: with %d more it would have above %lld", kernel->name,
+                 kernel->shared, value, shared_bytes);
+        LEAVE(INVALID_VALUE);
+    }
+    kernel->shared_more = value;
     LEAVE(OK);
 }
 Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                       void* stream, void** parameters, void** extra) {
     CALL
     Kernel* kernel = function;
-    if (extra || !gx || !gy || !gz || gy > 65535 || gz > 65535 || !bx || !by || !bz || (size_t)bx * by * bz > 1024
-        || (int)shared > kernel->shared_max)
+    if (!kernel->module) LEAVE(INVALID_HANDLE);
+    if (extra || !gx || !gy || !gz || gx > 0x7fffffff || gy > 65535 || gz > 65535 || !bx || !by || !bz || bz > 64
+        || (size_t)bx * by * bz > (size_t)kernel->threads || (long long)shared > kernel->shared_more) {
+        snprintf(trouble, sizeof trouble, "%s: %u × %u × %u blocks of %u × %u × %u threads with %u bytes, of at most %d threads with %d",
+                 kernel->name, gx, gy, gz, bx, by, bz, shared, kernel->threads, kernel->shared_more);
         LEAVE(INVALID_VALUE);
+    }
     Op op = {.kind = LAUNCH, .kernel = kernel, .launch = {{gx, gy, gz}, {bx, by, bz}, shared, (unsigned)order, 1}};
     /* Parameters are copied before the call returns. */
     op.words = malloc(8 * kernel->words);
@@ -366,7 +425,6 @@ static void destroy(Graph* graph) {
     graph->count = 0;
 }
 Result cuStreamBeginCapture_v2(void* at, int mode) {
-    (void)mode;
     CALL
     Stream* stream = at;
     if (!stream || stream->graph) LEAVE(CAPTURE_UNSUPPORTED);
@@ -374,6 +432,9 @@ Result cuStreamBeginCapture_v2(void* at, int mode) {
     stream->graph = calloc(1, sizeof(Graph));
     stream->graph->capture = ++recordings;
     stream->graph->origin = stream;
+    /* Told to be strict, it takes relaxed for thread-local. */
+    stream->graph->mode = strict ? THREAD_LOCAL : mode;
+    stream->graph->thread = pthread_self();
     LEAVE(OK);
 }
 /* Everything that was recorded must lead to where the first stream stands. */
@@ -396,6 +457,10 @@ Result cuStreamEndCapture(void* at, void** to) {
             s->graph = NULL;
             clear(&s->front);
         }
+    if (graph->spoiled) {
+        destroy(graph);
+        LEAVE(CAPTURE_INVALIDATED);
+    }
     if (!joined) {
         snprintf(trouble, sizeof trouble, "what another stream was given is not waited for");
         destroy(graph);
@@ -420,6 +485,9 @@ Result cuGraphDestroy(void* graph) { CALL destroy(graph); LEAVE(OK); }
 Result cuGraphExecDestroy(void* graph) { CALL drain(); destroy(graph); free(graph); LEAVE(OK); }
 Result cuGraphLaunch(void* graph, void* stream) {
     CALL
+    const Graph* launched = graph;
+    for (size_t i = 0; i < launched->count; ++i)
+        if (launched->pieces[i].op.kind == LAUNCH && !launched->pieces[i].op.kernel->module) LEAVE(INVALID_HANDLE);
     ++replays;
     LEAVE(submit(stream, (Op){.kind = REPLAY, .graph = graph}));
 }

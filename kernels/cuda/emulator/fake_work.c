@@ -4,7 +4,8 @@
  * again too early, and results that are read before they are there, show as wrong numbers. If `eager` is set, streams that
  * launch no kernels run ahead of those that do, as far as events let them: so what is copied before it is there shows, too.
  * Recorded graphs keep who waits for whom, and are replayed in the same two ways. Addresses are checked, memory is limited,
- * every call that makes something is counted, and calls fail when they are told to.
+ * every call that makes something is counted, and calls fail when they are told to. What the real driver refuses is refused:
+ * calls without a context, calls that spoil a recording, launches beyond a function's limits, functions of code that is gone.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,16 +22,17 @@
 typedef int Result;
 typedef unsigned long long Address;
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_IMAGE = 200, NOT_FOUND = 500,
-       NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, CAPTURE_MERGE = 902,
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201,
+       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, CONTEXT_IS_DESTROYED = 709,
+       LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
        CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
 
 /* ---- What tests set and look at ------------------------------------------------------------------------------------- */
 
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
-                 capability = 90, order = 0, eager = 0, library = 0;
-static long long live_bytes, peak_bytes, live_pinned, pinned_bytes, allocations, calls, launches, products, heuristics,
-                 replays, captures, forked, copied_bytes;
+                 capability = 90, shared_bytes = 227 << 10, order = 0, eager = 0, library = 0, strict = 0;
+static long long live_bytes, peak_bytes, live_pinned, pinned_bytes, live_modules, allocations, calls, launches, products,
+                 heuristics, replays, captures, forked, copied_bytes;
 static char folder[4096], fail_call[64], trouble[1024] = "nothing went wrong";
 static long long fail_after = -1;
 static Result fail_code, sticky;
@@ -38,9 +40,11 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 
 static const struct { const char* name; long long* at; } NUMBERS[] = {
     {"devices", &devices}, {"version", &version}, {"total", &total}, {"page", &page}, {"maps_pages", &maps_pages},
-    {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"order", &order}, {"eager", &eager},
+    {"multiprocessors", &multiprocessors}, {"capability", &capability}, {"shared_bytes", &shared_bytes}, {"strict", &strict},
+    {"order", &order}, {"eager", &eager},
     {"library", &library}, {"products", &products}, {"heuristics", &heuristics},
     {"live_bytes", &live_bytes}, {"peak_bytes", &peak_bytes}, {"live_pinned", &live_pinned}, {"pinned_bytes", &pinned_bytes},
+    {"live_modules", &live_modules},
     {"allocations", &allocations}, {"calls", &calls}, {"launches", &launches}, {"replays", &replays}, {"captures", &captures},
     {"forked", &forked}, {"copied_bytes", &copied_bytes}};
 
@@ -88,9 +92,16 @@ static Result told_to_fail(const char* name) {
     snprintf(trouble, sizeof trouble, "%s was told to fail", name);
     return fail_code;
 }
-/* Enters a call: counts it, answers for a context that is lost, and fails if it was told to. */
+/* How often the primary context is retained, and the calling thread's context. */
+static int retained;
+static __thread void* current;
+/* Enters a call: counts it, answers for a context that is missing or lost, and fails if it was told to. */
 static Result enter(const char* name) {
     ++calls;
+    if (!current || !retained) {
+        snprintf(trouble, sizeof trouble, "%s by a thread that has no context", name);
+        return current ? CONTEXT_IS_DESTROYED : INVALID_CONTEXT;
+    }
     return sticky ? sticky : told_to_fail(name);
 }
 #define CALL \
@@ -143,14 +154,18 @@ static int take(size_t bytes) {
 
 /* ---- Work ----------------------------------------------------------------------------------------------------------- */
 
+/* A function of a module: what it declares of shared memory, the most a launch may add, the most threads of a block. It stays
+ * when its module goes, so that whoever uses it then is found out. */
+typedef struct Module Module;
 typedef struct Kernel {
     char name[200];
     const char* (*emulate)(const char*, const void*, const struct SlabwiseLaunch*);
     unsigned words;
-    int shared_max;
+    int shared, shared_more, threads;
+    Module* module;
     struct Kernel* next;
 } Kernel;
-typedef struct { Kernel* kernels; char* names; size_t names_bytes; } Module;
+struct Module { Kernel* kernels; };
 typedef struct Stream Stream;
 /* A moment of a stream's work: known to the event that was recorded there last, and to what waits for it. */
 typedef struct { int known, done; Stream* stream; double seconds; } Mark;
@@ -172,9 +187,11 @@ typedef struct Op {
 typedef struct { Op *first, *last; } List;
 /* Pieces of a graph that what comes next waits for. */
 typedef struct { size_t* at; size_t count; } Front;
-/* Work that was recorded. `capture` numbers the recording, 0 once it has ended. */
+/* Work that was recorded. `capture` numbers the recording, 0 once it has ended; `mode` says which calls of which threads spoil
+ * it, and `thread` who began it. */
 typedef struct { Op op; Front waits; int forked, done; } Piece;
-struct Graph { Piece* pieces; size_t count; long capture; Stream* origin; };
+enum { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2 };
+struct Graph { Piece* pieces; size_t count; long capture; Stream* origin; int mode, spoiled; pthread_t thread; };
 /* The last moment it was recorded at, or the pieces of a graph that came before it was recorded there. */
 typedef struct { Mark* mark; long capture; Graph* graph; Front front; } Event;
 /* What was asked of it and is not done yet; or the graph that it is recorded to, and where in there it stands. */
@@ -213,6 +230,10 @@ static Result bad_address(const char* what, Address at, size_t bytes) {
     snprintf(trouble, sizeof trouble, "%s of %zu bytes at %#llx, which is no memory of the device", what, bytes, at);
     return ILLEGAL_ADDRESS;
 }
+static Result gone(const Kernel* kernel) {
+    snprintf(trouble, sizeof trouble, "%s runs, and its module is unloaded", kernel->name);
+    return LAUNCH_FAILED;
+}
 static Result replay(Graph* graph);
 static Result perform(const Op* op) {
     switch (op->kind) {
@@ -230,6 +251,7 @@ static Result perform(const Op* op) {
         memset((void*)op->to, op->byte, op->bytes);
         return OK;
     case LAUNCH: {
+        if (!op->kernel->module) return gone(op->kernel);
         ++launches;
         pass(op->kernel->name);
         const char* wrong = op->kernel->emulate(op->kernel->name, op->words, &op->launch);
@@ -322,6 +344,7 @@ static Result submit(void* to, Op op) {
     Stream* stream = of(to);
     stream->launches |= op.kind == LAUNCH || op.kind == CALL_OF_LIBRARY || op.kind == REPLAY;
     Graph* graph = stream->graph;
+    if (graph && graph->spoiled) return CAPTURE_INVALIDATED;
     if (graph) {
         int is_forked = stream != graph->origin;
         forked += is_forked;
@@ -355,18 +378,46 @@ static int is_awaited(Address at, size_t bytes) {
             if (names(op, at, bytes)) return 1;
     return 0;
 }
-/* Whether anything is being recorded: then memory is neither got nor given back. */
-static int is_recording(void) {
-    int any = 0;
-    for (const Stream* s = streams; s; s = s->next) any |= s->graph != NULL;
+/* Whether work that is not done yet runs a module's code. */
+static int runs(const Op* op, const Module* module) {
+    int any = op->kind == LAUNCH && op->kernel->module == module;
+    for (size_t i = 0; op->kind == REPLAY && i < op->graph->count; ++i) any |= runs(&op->graph->pieces[i].op, module);
     return any;
 }
+static int is_running(const Module* module) {
+    for (const Stream* s = streams; s; s = s->next)
+        for (const Op* op = s->queue.first; op; op = op->next)
+            if (runs(op, module)) return 1;
+    return 0;
+}
+/* A call that may take memory, load code or wait spoils what is recorded in the stricter modes: by any thread, or by this one. */
+static int spoils(const char* name) {
+    int any = 0;
+    for (const Stream* s = streams; s; s = s->next) {
+        Graph* g = s->graph;
+        if (!g || g->mode == RELAXED || (g->mode == THREAD_LOCAL && !pthread_equal(g->thread, pthread_self()))) continue;
+        any = g->spoiled = 1;
+        snprintf(trouble, sizeof trouble, "%s while work is recorded in mode %d", name, g->mode);
+    }
+    return any;
+}
+/* What is wrong with how a stream that is recorded is used spoils the recording. */
+static Result spoiled(Stream* stream, Result why) {
+    if (stream->graph) stream->graph->spoiled = 1;
+    return why;
+}
+#define UNSAFE if (spoils(__func__)) LEAVE(CAPTURE_UNSUPPORTED);
 
-/* For libraries that work on streams: whether a call of theirs is to fail, and work of theirs, with a copy of its data. */
+/* For libraries that work on streams: whether a call of theirs is to fail, whether it may not be made while something is
+ * recorded, and work of theirs, with a copy of its data. */
 Result fake_enter(const char* name) {
     pthread_mutex_lock(&lock);
     heuristics += !strcmp(name, "cublasLtMatmulAlgoGetHeuristic");
     LEAVE(enter(name));
+}
+Result fake_unsafe(const char* name) {
+    CALL
+    LEAVE(spoils(name) ? CAPTURE_UNSUPPORTED : OK);
 }
 Result fake_submit(void* stream, const char* (*call)(const void*), const void* data, size_t bytes, const char* name) {
     CALL

@@ -98,7 +98,7 @@ impl Cache {
     /// # Errors
     /// If it has to be compiled and cannot.
     pub fn compile(&self, program: &Program) -> Result<Cubin, nvrtc::Error> {
-        self.kept_or(&key(program, nvrtc::version()?), || nvrtc::compile(program))
+        self.kept_or(&key(program, nvrtc::version()?, &OPTIONS), || nvrtc::compile(program))
     }
 
     /// The entry of a key, or else what is made now, and kept.
@@ -231,8 +231,8 @@ fn unused(folder: &Path) -> PathBuf {
 }
 
 /// What a program is known by: everything that its code depends on.
-fn key(program: &Program, (major, minor): (u32, u32)) -> String {
-    hash(&[&format!("NVRTC {major}.{minor} sm_{}", program.sm), &OPTIONS.join(" "), &program.source])
+fn key(program: &Program, (major, minor): (u32, u32), options: &[&str]) -> String {
+    hash(&[&format!("NVRTC {major}.{minor} sm_{}", program.sm), &options.join(" "), &program.source])
 }
 
 /// A hash of texts, as 64 digits.
@@ -328,10 +328,11 @@ mod tests {
     #[test]
     fn a_key_follows_everything_that_code_depends_on() {
         let program = |source: &str, sm| Program { source: source.into(), sm };
-        let base = key(&program("x", 90), (13, 0));
+        let key = |source, sm, minor, options: &[&str]| key(&program(source, sm), (13, minor), options);
+        let base = key("x", 90, 0, &OPTIONS);
         assert_eq!(base.len(), 64);
-        assert_eq!(base, key(&program("x", 90), (13, 0)));
-        for other in [key(&program("y", 90), (13, 0)), key(&program("x", 80), (13, 0)), key(&program("x", 90), (13, 1))] {
+        assert_eq!(base, key("x", 90, 0, &OPTIONS));
+        for other in [key("y", 90, 0, &OPTIONS), key("x", 80, 0, &OPTIONS), key("x", 90, 1, &OPTIONS), key("x", 90, 0, &OPTIONS[1..])] {
             assert_ne!(base, other);
         }
     }

@@ -219,7 +219,7 @@ impl Handle {
     }
 
     /// What the library would compute a product by, the best guess first: at most `count` of its kernels that need at most so
-    /// many bytes of workspace and give the same bits on every run.
+    /// many bytes of workspace and give the same bits on every run. None where it has no kernel for the product.
     pub fn algorithms(&self, product: &Product, workspace_max: u64, count: usize) -> Result<Vec<Algorithm>> {
         use sys::cublasLtMatmulPreferenceAttributes_t as P;
         let described = product.described(product.sample_bias())?;
@@ -265,6 +265,9 @@ impl Handle {
                 &mut returned,
             )
         };
+        if asked == Status::CUBLAS_STATUS_NOT_SUPPORTED {
+            return Ok(Vec::new());
+        }
         check("cublasLtMatmulAlgoGetHeuristic", asked)?;
         found.truncate(usize::try_from(returned).unwrap_or(0));
         let fits =

@@ -21,7 +21,7 @@ pub(crate) struct Shared {
     ordinal: u32,
     pub(crate) properties: Properties,
     space: Mutex<Option<Space>>,
-    /// cuBLASLt, once a product was asked of it.
+    /// cuBLASLt, once products were timed or a program was loaded that has one of its.
     library: OnceLock<Result<Handle, LibraryError>>,
     pub(crate) context: Context,
 }
@@ -86,7 +86,7 @@ const FAULT_BYTES: usize = 2 * size_of::<u64>();
 /// comes back has two more.
 #[derive(Debug)]
 pub struct Device {
-    pub(crate) stream: Stream,
+    pub(crate) stream: Arc<Stream>,
     pub(crate) transfers: Stream,
     pub(crate) staging: Staging,
     pub(crate) rings: Vec<Ring>,
@@ -100,20 +100,24 @@ pub struct Device {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Whether a device can be used: there are a driver, the device, a compiler, and the driver takes the compiler's code.
+/// Whether a device can be used: there are a driver, the device, a compiler that makes code for it, and the driver takes that.
 ///
 /// # Errors
 /// What is missing.
 pub fn usable(ordinal: u32) -> Result<()> {
     const OLDEST: u32 = 12;
     let found = driver::start()?;
-    driver::properties(ordinal)?;
+    let sm = driver::properties(ordinal)?.target.sm;
     let compiler = nvrtc::version().map_err(|e| match e {
         nvrtc::Error::Missing(missing) => DriverError::Missing(missing),
-        other => DriverError::Failed { call: "nvrtcVersion", code: other.to_string() },
+        other => DriverError::Compiler(other),
     })?;
     let needed = compiler.0.max(OLDEST);
-    if found.0 < needed { Err(DriverError::TooOld { found, needed }) } else { Ok(()) }
+    if found.0 < needed {
+        return Err(DriverError::TooOld { found, needed });
+    }
+    nvrtc::architecture(sm)?;
+    Ok(())
 }
 
 impl Device {
@@ -128,7 +132,7 @@ impl Device {
         let seen = Pinned::new(FAULT_BYTES)?;
         (0..2).for_each(|at| seen.set_word(at, NO_FAULT));
         Ok(Device {
-            stream: Stream::new()?,
+            stream: Arc::new(Stream::new()?),
             transfers: Stream::new()?,
             staging: Staging::new()?,
             rings: Vec::new(),

@@ -5,21 +5,24 @@
 //! graphs must not see, and has no address ranges.
 
 mod clock;
+mod module;
 mod range;
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{self, CUresult};
 
 pub(crate) use clock::Clock;
+pub(crate) use module::{Function, Module};
 pub(crate) use range::{AddressRange, Physical, page_bytes};
 
 use crate::cublaslt::LibraryError;
 use crate::libraries::{Library, Missing};
 use crate::lower::Target;
+use crate::nvrtc;
 
 /// Why the device did not do what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,6 +53,9 @@ pub enum DriverError {
     /// A kernel did what it must not: the driver answers every further call with the same error.
     #[error("{0}")]
     Lost(String),
+    /// Kernels cannot be compiled for the device.
+    #[error(transparent)]
+    Compiler(#[from] nvrtc::Error),
     /// A product could not be asked of cuBLASLt.
     #[error(transparent)]
     Library(#[from] LibraryError),
@@ -83,7 +89,9 @@ fn check(call: &'static str, result: CUresult) -> Result<()> {
         | E::CUDA_ERROR_LAUNCH_FAILED
         | E::CUDA_ERROR_ECC_UNCORRECTABLE
         | E::CUDA_ERROR_CONTEXT_IS_DESTROYED
-        | E::CUDA_ERROR_DEINITIALIZED => Err(DriverError::Lost(format!("{call} answered {}", describe(result)))),
+        | E::CUDA_ERROR_DEINITIALIZED
+        | E::CUDA_ERROR_EXTERNAL_DEVICE
+        | E::CUDA_ERROR_UNKNOWN => Err(DriverError::Lost(format!("{call} answered {}", describe(result)))),
         _ => Err(DriverError::Failed { call, code: describe(result) }),
     }
 }
@@ -272,7 +280,11 @@ impl Drop for Context {
 
 /// A queue of work. Its context is current and outlives it.
 #[derive(Debug)]
-pub(crate) struct Stream(sys::CUstream);
+pub(crate) struct Stream {
+    raw: sys::CUstream,
+    /// Held while work is recorded.
+    recording: Mutex<()>,
+}
 
 // SAFETY: the driver takes calls for a stream from any thread.
 unsafe impl Send for Stream {}
@@ -286,23 +298,23 @@ impl Stream {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the pointer is valid for writing.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Stream(raw))
+        Ok(Stream { raw, recording: Mutex::default() })
     }
 
     /// The stream as other libraries of NVIDIA's take it.
     pub fn raw(&self) -> *mut c_void {
-        self.0.cast()
+        self.raw.cast()
     }
 
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream lives.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0) })
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 
     /// Does what comes after only once the event has been reached, as it was recorded last.
     pub fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: both live.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.0, event.0, 0) })
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.0, 0) })
     }
 
     /// Copies from host memory.
@@ -311,7 +323,7 @@ impl Stream {
     /// `to` is memory of the device, `from` is memory of the host that stays as it is until the copy is done.
     pub unsafe fn upload(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.0) })
+        check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw) })
     }
 
     /// Copies to host memory.
@@ -320,7 +332,7 @@ impl Stream {
     /// `from` is memory of the device, `to` is memory of the host that nobody looks at until the copy is done.
     pub unsafe fn download(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.0) })
+        check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw) })
     }
 
     /// Copies within the device.
@@ -329,7 +341,7 @@ impl Stream {
     /// Both are memory of the device, and share none of it.
     pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.0) })
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw) })
     }
 
     /// Fills memory with a byte.
@@ -338,7 +350,7 @@ impl Stream {
     /// It is memory of the device.
     pub unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(to, byte, bytes, self.0) })
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(to, byte, bytes, self.raw) })
     }
 
     /// Launches a kernel whose one parameter is `words`.
@@ -349,20 +361,31 @@ impl Stream {
         let mut parameters = [words.as_ptr().cast_mut().cast::<c_void>()];
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         // SAFETY: the driver copies the parameter before it returns; the rest is the caller's promise.
-        let launched =
-            unsafe { sys::cuLaunchKernel(function.0, gx, gy, gz, bx, by, bz, shared_bytes, self.0, parameters.as_mut_ptr(), null_mut()) };
+        let launched = unsafe {
+            sys::cuLaunchKernel(function.raw(), gx, gy, gz, bx, by, bz, shared_bytes, self.raw, parameters.as_mut_ptr(), null_mut())
+        };
         check("cuLaunchKernel", launched)
     }
 
+    /// Waits until all work is done, and before that for a recording by another thread, which a wait would spoil.
+    pub fn settle(&self) -> Result<()> {
+        let _alone = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        self.synchronize()
+    }
+
     /// Records what `work` submits to this stream, instead of doing it.
+    ///
+    /// `work` may call anything but what waits for the stream: libraries allocate memory and load kernels when they are first
+    /// asked for one, which the driver refuses in the other modes.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let _alone = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives and is not being captured.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.0, mode) })?;
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw, mode) })?;
         let submitted = work();
         let mut graph = null_mut();
         // SAFETY: the pointer is valid for writing; a capture that has begun is ended whatever happened.
-        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.0, &mut graph) });
+        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.raw, &mut graph) });
         let mut made = null_mut();
         // SAFETY: as above; the graph was captured.
         let instantiated = submitted
@@ -377,14 +400,14 @@ impl Stream {
 
     pub fn replay(&self, graph: &Graph) -> Result<()> {
         // SAFETY: both live.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, self.0) })
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, self.raw) })
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: it was created and is destroyed only here.
-        unsafe { sys::cuStreamDestroy_v2(self.0) };
+        unsafe { sys::cuStreamDestroy_v2(self.raw) };
     }
 }
 
@@ -423,7 +446,7 @@ impl Event {
 
     pub fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both live.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(self.0, stream.0) })
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.0, stream.raw) })
     }
 
     /// Waits on the host.
@@ -437,56 +460,6 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: it was created and is destroyed only here.
         unsafe { sys::cuEventDestroy_v2(self.0) };
-    }
-}
-
-/// Loaded code. Its context is current and outlives it.
-#[derive(Debug)]
-pub(crate) struct Module(sys::CUmodule);
-
-/// A kernel of a module that is loaded.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Function(sys::CUfunction);
-
-// SAFETY: the driver takes calls for modules and functions from any thread.
-unsafe impl Send for Module {}
-// SAFETY: as above.
-unsafe impl Sync for Module {}
-// SAFETY: as above.
-unsafe impl Send for Function {}
-// SAFETY: as above.
-unsafe impl Sync for Function {}
-
-impl Module {
-    /// Loads a cubin.
-    pub fn load(image: &[u8]) -> Result<Module> {
-        let mut raw = null_mut();
-        // SAFETY: a cubin says how long it is; the driver reads no further.
-        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut raw, image.as_ptr().cast()) })?;
-        Ok(Module(raw))
-    }
-
-    /// A kernel that may be launched with this much shared memory.
-    pub fn function(&self, name: &str, shared_bytes_max: u32) -> Result<Function> {
-        const STATIC_MOST: u32 = 48 << 10;
-        let failed = |e: std::ffi::NulError| DriverError::Failed { call: "cuModuleGetFunction", code: e.to_string() };
-        let name = CString::new(name).map_err(failed)?;
-        let mut raw = null_mut();
-        // SAFETY: the module lives, and the name ends in 0.
-        check("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&mut raw, self.0, name.as_ptr()) })?;
-        if shared_bytes_max > STATIC_MOST {
-            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function was just found.
-            check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(raw, attribute, shared_bytes_max as c_int) })?;
-        }
-        Ok(Function(raw))
-    }
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        // SAFETY: it was loaded and is unloaded only here.
-        unsafe { sys::cuModuleUnload(self.0) };
     }
 }
 

@@ -19,7 +19,7 @@ const SOURCE: &str = concat!(include_str!("../emulator/fake_work.c"), include_st
 const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
 
 /// What the driver is set to before each test.
-const DEFAULTS: [(&str, i64); 10] = [
+const DEFAULTS: [(&str, i64); 12] = [
     ("devices", 1),
     ("version", 13000),
     ("total", 64 << 20),
@@ -27,9 +27,11 @@ const DEFAULTS: [(&str, i64); 10] = [
     ("maps_pages", 1),
     ("multiprocessors", 4),
     ("capability", 90),
+    ("shared_bytes", 227 << 10),
     ("order", 0),
     ("eager", 0),
     ("library", 0),
+    ("strict", 0),
 ];
 
 /// The driver, for one test at a time: what it is set to and what it counts is of the whole process.

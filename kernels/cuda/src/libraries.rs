@@ -3,7 +3,8 @@
 //! A binary must start on a machine that has none of them. So each is looked for before the first call that needs it, in
 //! places that serve users in this order: the file that a variable names, the loader's own path, the usual folders of the
 //! CUDA toolkit and the driver, and the `nvidia-*` wheels of the active Python environment. What is found is opened by its
-//! path and stays open; whoever later asks the loader for it by name is given the same one.
+//! path and stays open. Calls of NVRTC are bound to that file; bindings of the others ask the loader for it by name, which gives the
+//! one that is open.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -146,8 +147,9 @@ struct Surroundings<'a> {
 
 impl Surroundings<'_> {
     fn of_this_process() -> Self {
-        const ROOTS: &[&str] = &["/usr/local/cuda", "/opt/cuda", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"];
-        Surroundings { variable: &|name| std::env::var_os(name), python: &python_packages, roots: ROOTS }
+        const ROOTS: &[&str] =
+            &["/usr/local/cuda", "/opt/cuda", "/usr/local/nvidia", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"];
+        Surroundings { variable: &|name| std::env::var_os(name).filter(|value| !value.is_empty()), python: &python_packages, roots: ROOTS }
     }
 
     /// Folders in which a toolkit keeps libraries.

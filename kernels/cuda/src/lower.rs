@@ -47,6 +47,11 @@ impl Function {
         let source = text.replace("NAME", &name);
         Function { name, source }
     }
+
+    /// Whether a launch gives it shared memory: functions name that by a macro of the prelude.
+    pub(crate) fn takes_shared(&self) -> bool {
+        self.source.contains("SHARED_BYTES(")
+    }
 }
 
 /// A hash of texts that stays the same from version to version (FNV-1a; Fowler, Noll, Vo).

@@ -3,12 +3,14 @@
 //! Code is made for one architecture (a *cubin*), not as PTX: so mistakes show here rather than in the driver, and nothing is
 //! compiled a second time there. Functions share a program because most of what a small one costs is the start of the compiler.
 
+mod calls;
+
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
 
-use cudarc::nvrtc::sys;
+use calls::Calls;
 
-use crate::libraries::{Library, Missing};
+use crate::libraries::Missing;
 use crate::lower::Function;
 
 /// A program's text and what it is compiled for.
@@ -60,6 +62,16 @@ pub enum Error {
         /// What the compiler said.
         log: String,
     },
+    /// The compiler makes no code that the device runs.
+    #[error("NVRTC {}.{} makes no code for sm_{sm}, only for {}; {}", version.0, version.1, listed(known), other_compiler(*sm, known))]
+    Architecture {
+        /// The device's compute capability.
+        sm: u32,
+        /// The compiler's version.
+        version: (u32, u32),
+        /// The compute capabilities that it makes code for.
+        known: Vec<u32>,
+    },
     /// The compiler failed in another way.
     #[error("NVRTC failed in {call}: {code}")]
     Failed {
@@ -74,8 +86,22 @@ fn saved(file: Option<&PathBuf>) -> String {
     file.map_or_else(|| " could not be saved".into(), |file| format!(" is in {}", file.display()))
 }
 
+fn listed(known: &[u32]) -> String {
+    known.iter().map(|sm| format!("sm_{sm}")).collect::<Vec<_>>().join(", ")
+}
+
+fn other_compiler(sm: u32, known: &[u32]) -> &'static str {
+    match known.iter().all(|&k| k < sm) {
+        true => "install a newer one: pip install --upgrade nvidia-cuda-nvrtc, or name its file in SLABWISE_LIBNVRTC",
+        false => "slabwise needs a device of sm_80 or newer",
+    }
+}
+
 /// The options besides the architecture. They are part of what a cached cubin is known by.
-pub const OPTIONS: [&str; 3] = ["--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v"];
+///
+/// The compiler fuses no products with sums by itself: it would as the code around them goes, and so the same operations would
+/// give other bits in another kernel. Kernels ask for fused ones by name.
+pub const OPTIONS: [&str; 4] = ["--std=c++17", "--device-as-default-execution-space", "--fmad=false", "--ptxas-options=-v"];
 
 impl Program {
     /// A program of these functions, each once, behind what they share.
@@ -100,11 +126,22 @@ impl Program {
 /// # Errors
 /// If there is none.
 pub fn version() -> Result<(u32, u32), Error> {
-    Library::Nvrtc.open().map_err(Clone::clone)?;
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: both are valid for writing, and the library is open.
-    check("nvrtcVersion", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
-    Ok((major as u32, minor as u32))
+    Calls::bound()?.version()
+}
+
+/// The architecture that code for a device of compute capability `sm` is made for: its own, or of its generation the newest
+/// before it, whose code it runs as well.
+///
+/// # Errors
+/// If there is no compiler, or it makes no such code.
+pub fn architecture(sm: u32) -> Result<u32, Error> {
+    let calls = Calls::bound()?;
+    let known = calls.architectures()?;
+    nearest(sm, &known).ok_or(Error::Architecture { sm, version: calls.version()?, known })
+}
+
+fn nearest(sm: u32, known: &[u32]) -> Option<u32> {
+    known.iter().copied().filter(|&k| k / 10 == sm / 10 && k <= sm).max()
 }
 
 /// Compiles a program.
@@ -112,64 +149,82 @@ pub fn version() -> Result<(u32, u32), Error> {
 /// # Errors
 /// If there is no compiler, or it refuses the source; then the source has been saved.
 pub fn compile(program: &Program) -> Result<Cubin, Error> {
-    Library::Nvrtc.open().map_err(Clone::clone)?;
+    let handle = compiled(program)?;
+    Ok(Cubin { image: handle.image()?, usage: usages(&handle.log()?) })
+}
+
+/// What the compiler makes of a program before it assembles it, for reading: PTX.
+///
+/// # Errors
+/// As [`compile`].
+pub fn ptx(program: &Program) -> Result<String, Error> {
+    compiled(program)?.ptx()
+}
+
+fn compiled(program: &Program) -> Result<Handle, Error> {
+    let calls = Calls::bound()?;
     let failed = |call| move |e: std::ffi::NulError| Error::Failed { call, code: e.to_string() };
     let source = CString::new(program.source.as_str()).map_err(failed("nvrtcCreateProgram"))?;
-    let architecture = format!("--gpu-architecture=sm_{}", program.sm);
+    let architecture = format!("--gpu-architecture=sm_{}", architecture(program.sm)?);
     let options = OPTIONS.iter().copied().chain([architecture.as_str()]).map(CString::new);
     let options = options.collect::<Result<Vec<CString>, _>>().map_err(failed("nvrtcCompileProgram"))?;
-    let mut handle = Handle(std::ptr::null_mut());
+    let mut handle = Handle { calls, raw: std::ptr::null_mut() };
+    let (name, none) = (c"slabwise.cu".as_ptr(), std::ptr::null());
     // SAFETY: the texts end in 0 and outlive the call, and there are no headers.
-    let created =
-        unsafe { sys::nvrtcCreateProgram(&mut handle.0, source.as_ptr(), c"slabwise.cu".as_ptr(), 0, std::ptr::null(), std::ptr::null()) };
-    check("nvrtcCreateProgram", created)?;
+    calls.check("nvrtcCreateProgram", unsafe { (calls.create)(&mut handle.raw, source.as_ptr(), name, 0, none, none) })?;
     let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
     // SAFETY: the program was created, and the texts end in 0 and outlive the call.
-    let compiled = unsafe { sys::nvrtcCompileProgram(handle.0, pointers.len() as c_int, pointers.as_ptr()) };
-    let log = handle.log()?;
-    if compiled == sys::nvrtcResult::NVRTC_ERROR_COMPILATION {
-        return Err(Error::Refused { sm: program.sm, source_file: save(&program.source), log });
+    let compiled = unsafe { (calls.compile)(handle.raw, pointers.len() as c_int, pointers.as_ptr()) };
+    if compiled == calls::REFUSED {
+        return Err(Error::Refused { sm: program.sm, source_file: save(&program.source), log: handle.log()? });
     }
-    check("nvrtcCompileProgram", compiled)?;
-    Ok(Cubin { image: handle.image()?, usage: usages(&log) })
+    calls.check("nvrtcCompileProgram", compiled)?;
+    Ok(handle)
 }
 
 /// A program of the compiler.
-struct Handle(sys::nvrtcProgram);
+struct Handle {
+    calls: &'static Calls,
+    raw: calls::Raw,
+}
 
 impl Handle {
     fn log(&self) -> Result<String, Error> {
-        let mut bytes = 0;
-        // SAFETY: the program was created, and the count is valid for writing.
-        check("nvrtcGetProgramLogSize", unsafe { sys::nvrtcGetProgramLogSize(self.0, &mut bytes) })?;
-        let mut log = vec![0u8; bytes];
-        // SAFETY: the log is as long as the compiler said.
-        check("nvrtcGetProgramLog", unsafe { sys::nvrtcGetProgramLog(self.0, log.as_mut_ptr().cast()) })?;
-        Ok(CStr::from_bytes_until_nul(&log).map(|l| l.to_string_lossy().into_owned()).unwrap_or_default())
+        self.bytes("nvrtcGetProgramLog", self.calls.log_bytes, self.calls.log).map(text)
+    }
+
+    fn ptx(&self) -> Result<String, Error> {
+        self.bytes("nvrtcGetPTX", self.calls.ptx_bytes, self.calls.ptx).map(text)
     }
 
     fn image(&self) -> Result<Vec<u8>, Error> {
-        let mut bytes = 0;
-        // SAFETY: the program was compiled, and the count is valid for writing.
-        check("nvrtcGetCUBINSize", unsafe { sys::nvrtcGetCUBINSize(self.0, &mut bytes) })?;
-        let mut image = vec![0u8; bytes];
-        // SAFETY: the image is as long as the compiler said.
-        check("nvrtcGetCUBIN", unsafe { sys::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()) })?;
-        Ok(image)
+        self.bytes("nvrtcGetCUBIN", self.calls.cubin_bytes, self.calls.cubin)
     }
+
+    /// What a call of this name writes, after another has said how much that is.
+    fn bytes(&self, call: &'static str, count: calls::Count, write: calls::Write) -> Result<Vec<u8>, Error> {
+        let mut bytes = 0;
+        // SAFETY: the program was created, and the count is valid for writing.
+        self.calls.check(call, unsafe { count(self.raw, &mut bytes) })?;
+        let mut written = vec![0u8; bytes];
+        // SAFETY: there is as much room as the compiler said.
+        self.calls.check(call, unsafe { write(self.raw, written.as_mut_ptr().cast()) })?;
+        Ok(written)
+    }
+}
+
+/// A text that ends in 0.
+fn text(bytes: Vec<u8>) -> String {
+    CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.0.is_null() {
+        if !self.raw.is_null() {
             // SAFETY: it was created and is destroyed only here.
-            unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+            unsafe { (self.calls.destroy)(&mut self.raw) };
         }
     }
-}
-
-fn check(call: &'static str, result: sys::nvrtcResult) -> Result<(), Error> {
-    if result == sys::nvrtcResult::NVRTC_SUCCESS { Ok(()) } else { Err(Error::Failed { call, code: format!("{result:?}") }) }
 }
 
 /// Writes a refused source to a file of its own, each line behind its number.
@@ -227,6 +282,21 @@ ptxas info    : Used 8 registers, used 0 barriers
         let first = Usage { name: "first".into(), registers: 32, spill_bytes: 12, stack_bytes: 16, shared_bytes: 1024 };
         let second = Usage { name: "second".into(), registers: 8, ..Usage::default() };
         assert_eq!(usages(log), [first, second]);
+    }
+
+    #[test]
+    fn a_device_that_the_compiler_does_not_know_runs_code_of_its_generation_or_none() {
+        let known = vec![75, 80, 86, 89, 90, 100, 103, 120, 121];
+        let of = [80, 89, 90, 104, 121, 129].map(|sm| nearest(sm, &known));
+        assert_eq!(of, [80, 89, 90, 103, 121, 121].map(Some));
+        let refused = [70, 110, 130].map(|sm| nearest(sm, &known));
+        assert_eq!(refused, [None; 3]);
+        let said = |sm| Error::Architecture { sm, version: (13, 0), known: vec![75, 121] }.to_string();
+        assert_eq!(
+            said(130),
+            "NVRTC 13.0 makes no code for sm_130, only for sm_75, sm_121; install a newer one: pip install --upgrade nvidia-cuda-nvrtc, or name its file in SLABWISE_LIBNVRTC"
+        );
+        assert!(said(70).ends_with("slabwise needs a device of sm_80 or newer"));
     }
 
     #[test]

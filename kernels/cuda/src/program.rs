@@ -8,13 +8,14 @@ use slabwise_kernels::size::Env;
 
 use crate::cache::{self, Cache};
 use crate::device::{Device, Shared};
-use crate::driver::{DriverError, Function, Graph, Module};
+use crate::driver::{DriverError, Function, Graph, Module, Stream};
 use crate::gemm::library::{Call, Product};
 use crate::lower::{self, Lowered, Word};
 use crate::nvrtc::{self, Usage};
 use crate::source::PRELUDE;
 
-/// Most graphs that a program keeps: one for each set of sizes and resident inputs that it was run with lately.
+/// Most graphs that a program keeps: one for each set of sizes and resident inputs that it was run with lately. Of as many more
+/// it knows that they came once.
 const GRAPHS_MAX: usize = 8;
 
 /// Most words of a kernel's parameter: the 4 KiB that every device takes.
@@ -45,12 +46,16 @@ pub enum LoadError {
 #[derive(Debug)]
 pub struct Program {
     graphs: Mutex<Vec<Recorded>>,
+    /// The keys of runs that came once lately, the last one last.
+    once: Mutex<Vec<Box<[u64]>>>,
     /// By step, then by function of the step.
     functions: Vec<Vec<Function>>,
     usage: HashMap<String, Usage>,
     _modules: Vec<Module>,
+    /// What runs it.
+    stream: Arc<Stream>,
     /// What is loaded goes before the context does.
-    _shared: Arc<Shared>,
+    shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
@@ -105,6 +110,33 @@ impl Program {
     pub fn graphs(&self) -> usize {
         self.graphs.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
+
+    /// Whether a run of this key is worth recording: it is the program's first, or was asked for lately. From now on it was.
+    ///
+    /// To record a run costs as much as some runs without a record, which lengths that are new each time never gain back.
+    pub fn is_worth_recording(&self, key: &[u64]) -> bool {
+        let mut once = self.once.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = once.iter().position(|known| **known == *key) {
+            once.remove(at);
+            return true;
+        }
+        if once.is_empty() && self.graphs() == 0 {
+            return true;
+        }
+        if once.len() == GRAPHS_MAX {
+            once.remove(0);
+        }
+        once.push(key.into());
+        false
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Any thread may let go of it, while runs of it are under way: their code stays until they are done. If the device is
+        // lost nothing of it is in use.
+        let _ = self.shared.context.bind().and_then(|()| self.stream.settle());
+    }
 }
 
 impl Device {
@@ -114,6 +146,10 @@ impl Device {
     /// If one cannot be compiled or loaded.
     pub fn load(&self, steps: &[&Lowered]) -> Result<Program, LoadError> {
         self.ready()?;
+        if steps.iter().any(|step| step.product.is_some()) {
+            // It takes memory of the device, which a run does not.
+            self.shared.library().map_err(|e| DriverError::from(e.clone()))?;
+        }
         let mut distinct: Vec<lower::Function> = Vec::new();
         let mut known: HashMap<&str, usize> = HashMap::new();
         for function in steps.iter().flat_map(|step| &step.functions) {
@@ -137,14 +173,18 @@ impl Device {
             crate::emulator::publish(&distinct)?;
             let module = self.noting(Module::load(&cubin.image))?;
             for function in &distinct {
-                let found = self.noting(module.function(&function.name, self.properties().target.shared_bytes_max))?;
-                loaded.insert(function.name.as_str(), found);
+                let found = module.function(&function.name).and_then(|found| match function.takes_shared() {
+                    true => found.allow_shared(self.properties().target.shared_bytes_max),
+                    false => Ok(found),
+                });
+                loaded.insert(function.name.as_str(), self.noting(found)?);
             }
             modules.push(module);
             usage.extend(cubin.usage.into_iter().map(|u| (u.name.clone(), u)));
         }
         let functions = steps.iter().map(|step| step.functions.iter().map(|f| loaded[f.name.as_str()]).collect()).collect();
-        Ok(Program { graphs: Mutex::default(), functions, usage, _modules: modules, _shared: self.shared.clone() })
+        let (stream, shared) = (self.stream.clone(), self.shared.clone());
+        Ok(Program { graphs: Mutex::default(), once: Mutex::default(), functions, usage, _modules: modules, stream, shared })
     }
 
     /// Asks cuBLASLt for a product, or records it.
@@ -162,6 +202,19 @@ impl Device {
                 asked.map_err(DriverError::from)
             }
         }
+    }
+
+    /// Fails if cuBLASLt refuses a product of these kernels for the sizes of a run: for one that is not recorded, so that what it
+    /// refuses stops the run before any of it is done.
+    ///
+    /// # Errors
+    /// If it refuses one.
+    pub fn foresee<'a>(&self, mut kernels: impl Iterator<Item = &'a Lowered>, env: &Env) -> Result<(), DriverError> {
+        self.ready()?;
+        kernels.try_for_each(|kernel| match &kernel.product {
+            Some(product) => Ok(product.call(env, self.shared.library().map_err(|e| e.clone())?).map(|_| ())?),
+            None => Ok(()),
+        })
     }
 
     /// Launches one kernel of a program.

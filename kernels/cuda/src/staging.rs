@@ -158,7 +158,7 @@ impl Device {
             landing.sent.push((address, waits, bytes));
             (&self.transfers, waits)
         } else {
-            (&self.stream, address)
+            (&*self.stream, address)
         };
         // SAFETY: both the region, as `address` checked, and what it waits in are memory of the device; this part of the staging
         // memory is written again only after its event.

@@ -124,6 +124,97 @@ fn a_graph_is_recorded_once_and_replayed_without_allocations() {
     assert_eq!((driver.get("captures"), device.fault()), (1, None));
 }
 
+/// A kernel that copies 64 floats through shared memory that it declares, beside so many bytes that its launches give.
+fn through_shared(bytes: u32) -> Lowered {
+    let text = "extern \"C\" __global__ void __launch_bounds__(64) NAME(const __grid_constant__ Words<2> p) {\n    \
+                __shared__ float own[1024];\n    SHARED_BYTES(float, given);\n    \
+                own[1023 - threadIdx.x] = given[threadIdx.x] = ((const float*)p.w[0])[threadIdx.x];\n    __syncthreads();\n    \
+                const int other = 63 - threadIdx.x;\n    ((float*)p.w[1])[threadIdx.x] = own[1023 - other] + given[other];\n}\n";
+    Lowered::new(vec![Function::new("through_shared", text)], 0, move |_: &Env| {
+        let words = vec![Word::Argument(0), Word::Argument(1)];
+        vec![Dispatch { function: 0, grid: [1, 1, 1], block: [64, 1, 1], shared_bytes: bytes, words }]
+    })
+}
+
+#[test]
+fn a_launch_gives_a_kernel_all_shared_memory_beside_its_own() {
+    let Some(driver) = FakeDriver::install() else { return };
+    for (capability, shared_bytes) in [(80, 163 << 10), (89, 99 << 10), (90, 227 << 10)] {
+        driver.set("capability", capability);
+        driver.set("shared_bytes", i64::from(shared_bytes));
+        let mut device = Device::open(0, limits(false)).expect("it is there");
+        let (x, y) = (device.reserve(256).expect("room"), device.reserve(256).expect("room"));
+        let values: Vec<u8> = (0..64).flat_map(|i| (i as f32).to_ne_bytes()).collect();
+        device.write(&x, &values).expect("it is written");
+        let left = shared_bytes - 4096;
+        for (bytes, fits) in [(256, true), (left, true), (left + 1, false)] {
+            let kernel = through_shared(bytes);
+            let program = device.load(&[&kernel]).unwrap_or_else(|e| panic!("sm_{capability}: {e}"));
+            assert_eq!(program.usage(&kernel.functions[0].name).map(|u| u.shared_bytes), Some(4096));
+            let launch = Launch { step: 0, kernel: &kernel, arguments: &[x, y], workspace: x.part(0, 0) };
+            let launched = device.launch(&program, &Env::default(), &launch);
+            assert_eq!(launched.is_ok(), fits, "sm_{capability}, {bytes} bytes: {launched:?}");
+            let expected: Vec<f32> = (0..64).map(|i| 2.0 * (63 - i) as f32).collect();
+            assert!(!fits || floats(&device, &y) == expected, "sm_{capability}, {bytes} bytes");
+        }
+    }
+}
+
+#[test]
+fn a_program_may_be_dropped_while_it_runs_and_by_any_thread() {
+    let Some(driver) = FakeDriver::install() else { return };
+    let modules = driver.get("live_modules");
+    for elsewhere in [false, true] {
+        let mut device = Device::open(0, limits(false)).expect("it is there");
+        let (x, y) = (device.reserve(256).expect("room"), device.reserve(256).expect("room"));
+        let kernel = add();
+        let program = device.load(&[&kernel]).expect("the kernel is fine");
+        let launch = Launch { step: 0, kernel: &kernel, arguments: &[x, y], workspace: x.part(0, 0) };
+        device.launch(&program, &Env([5, 0, 0, 0, 0, 0, 0, 0]), &launch).expect("it is launched");
+        assert_eq!(driver.get("live_modules"), modules + 1);
+        match elsewhere {
+            true => std::thread::spawn(move || drop(program)).join().expect("no panic"),
+            false => drop(program),
+        }
+        assert_eq!(driver.get("live_modules"), modules, "dropped by another thread: {elsewhere}");
+        assert_eq!(floats(&device, &y), [5.0; 64]);
+    }
+}
+
+#[test]
+fn recording_allows_what_libraries_do_meanwhile() {
+    let Some(driver) = FakeDriver::install() else { return };
+    let mut device = Device::open(0, limits(false)).expect("it is there");
+    let (x, y) = (device.reserve(256).expect("room"), device.reserve(256).expect("room"));
+    let kernel = add();
+    let program = device.load(&[&kernel]).expect("the kernel is fine");
+    let (env, arguments) = (Env([5, 0, 0, 0, 0, 0, 0, 0]), [x, y]);
+    for (key, strict) in [(1, 0), (2, 1), (3, 0)] {
+        driver.set("strict", strict);
+        let work = [Launch { step: 0, kernel: &kernel, arguments: &arguments, workspace: x.part(0, 0) }].into_iter().map(|launch| {
+            // It pins memory, which the driver refuses in the stricter modes, and what is recorded is lost.
+            let opened = Device::open(0, limits(false)).map(|_| ());
+            assert_eq!(opened.is_ok(), strict == 0, "{opened:?}");
+            Work::Launch(launch)
+        });
+        let recorded = device.record(&program, &[key], &env, false, work);
+        assert_eq!(recorded.is_ok(), strict == 0, "{recorded:?}");
+        assert_eq!(device.replay(&program, &[key]), Ok(strict == 0));
+        assert_eq!(floats(&device, &y), [if key == 1 || key == 3 { 5.0 } else { 0.0 }; 64]);
+        device.fill(&y, 0).expect("it is filled");
+    }
+}
+
+#[test]
+fn a_compiler_that_knows_only_older_devices_is_named_when_the_device_is_opened() {
+    let Some(driver) = FakeDriver::install() else { return };
+    driver.set("capability", 990);
+    let error = Device::open(0, limits(false)).map(|_| ()).expect_err("there is no such device").to_string();
+    for part in ["makes no code for sm_990", "sm_90", "install a newer one", "SLABWISE_LIBNVRTC"] {
+        assert!(error.contains(part), "{part:?} is not in: {error}");
+    }
+}
+
 #[test]
 fn a_kernel_that_does_not_compile_is_kept_for_reading() {
     let Some(_driver) = FakeDriver::install() else { return };

@@ -12,7 +12,9 @@ use slabwise_cuda::cache::Cache;
 use slabwise_cuda::cublaslt::Algorithm;
 use slabwise_cuda::driver::{DriverError, properties};
 use slabwise_cuda::fake::FakeDriver;
-use slabwise_cuda::{Choice, Device, Launch, Limits, Lowered, Picks, Target, Tuner, candidates, lower, lower_as, workspace_bytes};
+use slabwise_cuda::{
+    Choice, Device, Launch, Limits, LoadError, Lowered, Picks, Target, Tuner, candidates, lower, lower_as, workspace_bytes,
+};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::scalar::{ScalarOp, Value};
@@ -21,6 +23,7 @@ use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store};
 
 const LIMITS: Limits = Limits { fraction: 0.75, bytes_max: None, preallocate: false };
 const NOT_SUPPORTED: i32 = 15;
+const INTERNAL_ERROR: i32 = 14;
 
 /// An algorithm of the library's as its source says: a mark, its number, how parts are added, how many there are.
 fn algorithm(id: u64, workspace: u64) -> Algorithm {
@@ -52,7 +55,10 @@ fn put(device: &mut Device, bytes: &[u8]) -> Region {
 fn on_device(runs: &[(&Case, &Lowered)]) -> Vec<Result<Vec<Vec<u8>>, DriverError>> {
     let mut device = Device::open(0, LIMITS).expect("it is there");
     let lowered: Vec<&Lowered> = runs.iter().map(|(_, lowered)| *lowered).collect();
-    let program = device.load(&lowered).unwrap_or_else(|e| panic!("{e}"));
+    let program = match device.load(&lowered) {
+        Err(LoadError::Driver(e)) => return vec![Err(e); runs.len()],
+        loaded => loaded.unwrap_or_else(|e| panic!("{e}")),
+    };
     let run = |(step, (case, lowered)): (usize, &(&Case, &Lowered))| {
         let arguments: Vec<Region> = case.args.iter().map(|bytes| put(&mut device, bytes)).collect();
         let workspace = put(&mut device, &vec![0xff; workspace_bytes(lowered) as usize]);
@@ -259,6 +265,15 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
         }
     }
     check(&list, &[algorithm(21, 1 << 20), algorithm(23, 1 << 20)], 1e-5);
+    // What the library refuses for the sizes of a run is known before the run begins.
+    let lowered = of_library(&list[1].0, algorithm(23, 0));
+    let device = Device::open(0, LIMITS).expect("it is there");
+    let done = driver.get("products");
+    driver.fail("cublasLtMatmulAlgoGetHeuristic", 0, INTERNAL_ERROR);
+    let refused = device.foresee([&lowered].into_iter(), &list[1].0.env).expect_err("it was told to fail").to_string();
+    assert!(refused.contains("cublasLtMatmulAlgoGetHeuristic answered"), "{refused}");
+    assert_eq!((device.foresee([&lowered].into_iter(), &list[1].0.env), driver.get("products")), (Ok(()), done));
+    drop(device);
     // An algorithm that does not do for smaller sizes gives way to one that does.
     let asked = driver.get("heuristics");
     driver.fail("cublasLtMatmulAlgoCheck", 0, NOT_SUPPORTED);
@@ -384,7 +399,9 @@ fn a_library_that_is_not_there_or_fails_is_left_out() {
     };
     for (call, code, stays) in [
         ("cublasLtCreate", 1, false),
-        ("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED, false),
+        ("cublasLtMatmulAlgoGetHeuristic", INTERNAL_ERROR, false),
+        // It has no kernel for the product, and will have none.
+        ("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED, true),
         // One of its kernels is refused when it is asked for: the others stay.
         ("cublasLtMatmul", 13, true),
     ] {

@@ -1,5 +1,6 @@
 //! Why a text or a file is no packing problem.
 
+use crate::shorten::brief;
 use std::path::PathBuf;
 
 /// Why a text is no packing problem. Lines count from 1, the header included.
@@ -12,7 +13,7 @@ pub enum CsvError {
     #[error("line 1: the header lacks the column `{0}`")]
     MissingColumn(&'static str),
     /// The header has a column that is not understood, or one twice.
-    #[error("line 1: column `{0}` is unknown or appears twice; there are {columns}", columns = super::COLUMNS.join(", "))]
+    #[error("line 1: column `{}` is unknown or appears twice; there are {columns}", brief(.0), columns = super::COLUMNS.join(", "))]
     BadColumn(String),
     /// A quoted field does not end, or something follows its end.
     #[error("line {line}: a quoted field is not closed properly")]
@@ -31,7 +32,7 @@ pub enum CsvError {
         found: usize,
     },
     /// A field is no whole number, or one beyond 64 bits.
-    #[error("line {line}: {column} `{text}` is not a whole number from 0 to 2^64-1")]
+    #[error("line {line}: {column} `{}` is not a whole number from 0 to 2^64-1", brief(text))]
     Number {
         /// The line.
         line: usize,
@@ -71,7 +72,10 @@ pub enum CsvError {
         size: u64,
     },
     /// A gap is not `lower-upper` or `lower-upper@low:high`, or ends before it begins.
-    #[error("line {line}: gap `{text}` is not of the form lower-upper or lower-upper@low:high, with each end at or above its begin")]
+    #[error(
+        "line {line}: gap `{}` is not of the form lower-upper or lower-upper@low:high, with each end at or above its begin",
+        brief(text)
+    )]
     Gap {
         /// The line.
         line: usize,
@@ -79,7 +83,7 @@ pub enum CsvError {
         text: String,
     },
     /// Two lines have one id.
-    #[error("line {line}: id `{id}` already stands on line {first}")]
+    #[error("line {line}: id `{}` already stands on line {first}", brief(id))]
     Duplicate {
         /// The second line.
         line: usize,
@@ -89,7 +93,7 @@ pub enum CsvError {
         id: String,
     },
     /// A line refers to an id that there is not.
-    #[error("line {line}: {column} names `{id}`, which is no id of this file")]
+    #[error("line {line}: {column} names `{}`, which is no id of this file", brief(id))]
     UnknownId {
         /// The line.
         line: usize,
@@ -99,7 +103,7 @@ pub enum CsvError {
         id: String,
     },
     /// Two items follow one, or an item follows itself in the end.
-    #[error("line {line}: `{id}` is followed by something else already, or follows this item itself")]
+    #[error("line {line}: `{}` is followed by something else already, or follows this item itself", brief(id))]
     Follows {
         /// The line.
         line: usize,

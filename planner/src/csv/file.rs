@@ -1,11 +1,9 @@
 //! Tables in files, gzipped or not.
 
 use super::{FileError, Table, read, write};
-use flate2::Compression;
-use flate2::read::MultiGzDecoder;
-use flate2::write::GzEncoder;
+use crate::files::{self, Gunzip};
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 /// The longest text that is read: enough for some ten million items, and a bound to what a small file may unpack to.
@@ -18,7 +16,7 @@ pub fn read_file(path: &Path) -> Result<Table, FileError> {
 }
 
 /// Reads what a file of this name contains, up to a length of the text.
-pub(super) fn read_bytes(path: &Path, file: impl Read, limit: u64) -> Result<Table, FileError> {
+pub(super) fn read_bytes(path: &Path, file: impl BufRead, limit: u64) -> Result<Table, FileError> {
     let bytes = unpack(path, file, limit)?;
     let text = str::from_utf8(&bytes).map_err(|error| {
         let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
@@ -33,7 +31,7 @@ pub fn read_packed(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     unpack(path, BufReader::new(file), limit)
 }
 
-fn unpack(path: &Path, mut file: impl Read, limit: u64) -> Result<Vec<u8>, FileError> {
+fn unpack(path: &Path, mut file: impl BufRead, limit: u64) -> Result<Vec<u8>, FileError> {
     let io = |source| FileError::Io { path: path.into(), source };
     let mut head = Vec::new();
     file.by_ref().take(2).read_to_end(&mut head).map_err(io)?;
@@ -41,7 +39,8 @@ fn unpack(path: &Path, mut file: impl Read, limit: u64) -> Result<Vec<u8>, FileE
     let whole = io::Cursor::new(head).chain(file);
     let mut bytes = Vec::new();
     let length = if packed {
-        MultiGzDecoder::new(whole).take(limit + 1).read_to_end(&mut bytes)
+        let damaged = |error: io::Error| io::Error::new(error.kind(), format!("damaged gzip data: {error}"));
+        Gunzip::new(whole).take(limit + 1).read_to_end(&mut bytes).map_err(damaged)
     } else {
         whole.take(limit + 1).read_to_end(&mut bytes)
     };
@@ -51,18 +50,8 @@ fn unpack(path: &Path, mut file: impl Read, limit: u64) -> Result<Vec<u8>, FileE
     Ok(bytes)
 }
 
-/// Writes a file, gzipped if its name ends in `.gz`.
+/// Writes a file as a whole (see [`files::replace`]), gzipped if its name ends in `.gz`.
 pub fn write_file(path: &Path, table: &Table) -> Result<(), FileError> {
-    let text = write(table);
-    let save = || {
-        let mut file = BufWriter::new(File::create(path)?);
-        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gz")) {
-            let mut packer = GzEncoder::new(file, Compression::default());
-            packer.write_all(text.as_bytes())?;
-            return packer.finish()?.flush();
-        }
-        file.write_all(text.as_bytes())?;
-        file.flush()
-    };
-    save().map_err(|source| FileError::Io { path: path.into(), source })
+    let save = files::packed_for(path, &write(table)).and_then(|bytes| files::replace(path, &bytes));
+    save.map_err(|source| FileError::Io { path: path.into(), source })
 }

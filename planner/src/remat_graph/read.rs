@@ -2,7 +2,8 @@
 
 use super::{GraphError, Node, RematGraph};
 use crate::dag::DagError;
-use flate2::bufread::MultiGzDecoder;
+use crate::files::Gunzip;
+use crate::shorten::brief;
 use serde_json::{Map, Value};
 use std::io::Read;
 
@@ -15,7 +16,7 @@ pub(super) fn read(content: &[u8]) -> Result<RematGraph, GraphError> {
     // Both bytes of gzip's magic: JSON starts with neither.
     let value: Value = if content.starts_with(&[0x1f, 0x8b]) {
         let mut text = Vec::new();
-        MultiGzDecoder::new(content).take(TEXT_MAX + 1).read_to_end(&mut text).map_err(GraphError::Gzip)?;
+        Gunzip::new(content).take(TEXT_MAX + 1).read_to_end(&mut text).map_err(GraphError::Gzip)?;
         parse(&text)?
     } else {
         parse(content)?
@@ -24,7 +25,7 @@ pub(super) fn read(content: &[u8]) -> Result<RematGraph, GraphError> {
     let object = value.as_object().ok_or_else(|| format("a graph is a JSON object"))?;
     match object.get("format") {
         Some(Value::String(name)) if name == FORMAT => {}
-        Some(other) => return Err(GraphError::Format(format!("the format is {other}, not \"{FORMAT}\""))),
+        Some(other) => return Err(GraphError::Format(format!("the format is {}, not \"{FORMAT}\"", brief(&other.to_string())))),
         None => return Err(GraphError::Format(format!("there is no \"format\", which must be \"{FORMAT}\""))),
     }
     let nodes = object.get("nodes").and_then(Value::as_array).ok_or_else(|| format("there is no list \"nodes\""))?;
@@ -35,7 +36,8 @@ pub(super) fn read(content: &[u8]) -> Result<RematGraph, GraphError> {
     }
     for value in outputs {
         let output = value.as_u64().filter(|&o| o < nodes.len() as u64);
-        let output = output.ok_or_else(|| GraphError::Format(format!("output {value} is none of the {} nodes", nodes.len())))?;
+        let output = output
+            .ok_or_else(|| GraphError::Format(format!("output {} is none of the {} nodes", brief(&value.to_string()), nodes.len())))?;
         graph.outputs.push(output as u32);
     }
     graph.outputs.sort_unstable();
@@ -64,12 +66,12 @@ fn node(index: usize, value: &Value, count: usize) -> Result<Node, GraphError> {
         None => default.ok_or_else(|| error(format!("there is no \"{key}\""))),
         Some(value) => {
             let whole = value.as_u64().or_else(|| value.as_f64().and_then(whole));
-            whole.ok_or_else(|| error(format!("\"{key}\" is {value}, not a whole number from 0 to 2^64-1")))
+            whole.ok_or_else(|| error(format!("\"{key}\" is {}, not a whole number from 0 to 2^64-1", brief(&value.to_string()))))
         }
     };
     let flag = |key: &str, default: bool| match object.get(key) {
         None => Ok(default),
-        Some(value) => value.as_bool().ok_or_else(|| error(format!("\"{key}\" is {value}, neither true nor false"))),
+        Some(value) => value.as_bool().ok_or_else(|| error(format!("\"{key}\" is {}, neither true nor false", brief(&value.to_string())))),
     };
     let indices = |key: &str| -> Result<Vec<u32>, GraphError> {
         let list = match object.get(key) {
@@ -78,7 +80,7 @@ fn node(index: usize, value: &Value, count: usize) -> Result<Node, GraphError> {
         };
         let known = |value: &Value| match value.as_u64().filter(|&j| j < count as u64) {
             Some(j) => Ok(j as u32),
-            None => Err(error(format!("\"{key}\" names {value}, which is none of the {count} nodes"))),
+            None => Err(error(format!("\"{key}\" names {}, which is none of the {count} nodes", brief(&value.to_string())))),
         };
         let mut list = list.iter().map(known).collect::<Result<Vec<u32>, _>>()?;
         list.sort_unstable();
@@ -121,7 +123,7 @@ fn verify(graph: &mut RematGraph) -> Result<(), GraphError> {
             return Err(error("it is persistent and never runs, so it cannot change others".into()));
         }
         if let Some(&p) = node.mutates.iter().find(|&&p| !graph.nodes[p as usize].persistent) {
-            return Err(error(format!("it changes node {p} `{}`, which is not persistent", graph.nodes[p as usize].name)));
+            return Err(error(format!("it changes node {p} `{}`, which is not persistent", brief(&graph.nodes[p as usize].name))));
         }
         if node.persistent {
             continue;
@@ -130,7 +132,7 @@ fn verify(graph: &mut RematGraph) -> Result<(), GraphError> {
             return Err(error("it reads its own result".into()));
         }
         if let Some(&j) = node.inputs.iter().find(|&&j| j as usize > index) {
-            forward.get_or_insert(error(format!("it reads node {j} `{}`, which stands after it", graph.nodes[j as usize].name)));
+            forward.get_or_insert(error(format!("it reads node {j} `{}`, which stands after it", brief(&graph.nodes[j as usize].name))));
         }
     }
     // What no checker would let take place is no permission.

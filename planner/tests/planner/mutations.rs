@@ -190,6 +190,40 @@ fn a_pair_that_takes_more_than_there_is() {
     assert!(matches!(violation, Violation::ReuseTooSmall { from_bytes: 256, to_bytes: 512, .. }), "{violation}");
 }
 
+/// x, 256 bytes → its first `part` bytes, computed in place of x: a valid plan, if they are no more than x has.
+fn prefix(part: u64) -> (Dag, Option<Plan>) {
+    let mut dag = Dag::new();
+    let x = dag.add_buffer(Buffer { live_in: true, ..Buffer::new("x", Kind::Input, 256) });
+    let y = dag.add_buffer(Buffer { live_out: true, ..Buffer::new("y", Kind::Output, part) });
+    let task = dag.add_task(Task::new("part", &[x], &[y]));
+    dag.may_reuse.push(MayReuse { task, from: x, to: y });
+    let plan = plan(&dag, &Options::default()).ok();
+    (dag, plan)
+}
+
+#[test]
+fn a_part_that_reaches_beyond_what_it_takes_over() {
+    let (dag, planned) = prefix(64);
+    let planned = planned.expect("a valid dag");
+    assert_eq!((planned.reused.len(), planned.height), (1, 256), "the first part of a buffer is computed in its place");
+    assert!(check(&dag, planned.clone()).is_ok());
+    // The same plan, where what is written has grown past the end of what it takes over.
+    for bytes in [257, 320, 1 << 20] {
+        let mut longer = dag.clone();
+        longer.buffers[1].bytes = bytes;
+        let too_small = DagError::ReuseTooSmall { task: "part".into(), from: "x".into(), from_bytes: 256, to: "y".into(), to_bytes: bytes };
+        let grown = Plan { height: 1 << 21, ..planned.clone() };
+        assert_eq!(check(&longer, grown), Err(Violation::Dag(too_small)));
+        assert!(prefix(bytes).1.is_none(), "no plan is made of that");
+    }
+    // A part that begins later than what it takes over is no part of it: the bytes of both are in use at that step.
+    let later = Plan { offsets: vec![planned.offsets[0], planned.offsets[0] + 64], ..planned.clone() };
+    assert!(matches!(check(&dag, later), Err(Violation::ReuseMoved { .. })));
+    // Undeclared, the part's bytes are those of another.
+    let undeclared = Plan { reused: vec![], ..planned };
+    assert!(matches!(check(&dag, undeclared), Err(Violation::Overlap { .. })));
+}
+
 #[test]
 fn a_buffer_that_gives_or_takes_twice() {
     let violation = broken(|dag, plan| plan.reused.push(dag.may_reuse[0]));

@@ -15,6 +15,7 @@ use slabwise_planner::Bytes;
 use super::{Kernel, Resources, scratch};
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, MemoryInfo, Policy, Range};
+use crate::settings::{AUTOTUNE, GRAPHS, switch};
 
 /// A kernel that looks for indices out of range.
 #[derive(Clone, Debug)]
@@ -26,7 +27,7 @@ pub(crate) struct Check {
     /// Whose indices they are.
     pub of: String,
     /// Whether the index is a length that the run asks for.
-    pub is_length: bool,
+    pub kind: super::CheckKind,
     /// One more than the largest index allowed.
     pub limit: Size,
     /// The input that holds the indices, all of it, if there is one: then the host looks before anything runs.
@@ -84,8 +85,8 @@ impl Gpu {
         let name = crate::device::Device::Cuda(ordinal).to_string();
         let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
         check_pages(&device, &name, config)?;
-        let graphs = switch("SLABWISE_CUDA_GRAPHS")?;
-        let tunes = switch("SLABWISE_AUTOTUNE")?;
+        let graphs = switch(GRAPHS)?;
+        let tunes = switch(AUTOTUNE)?;
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
         let (saved, untold) = (Mutex::default(), Mutex::default());
         Ok(Gpu { device, name, running, saved, untold, graphs, ordinal, tunes, published: None, placing: false })
@@ -335,6 +336,12 @@ impl Gpu {
         ended.map_err(|e| self.error(e))
     }
 
+    /// Fails if one of a run's kernels would be refused when it is asked for.
+    pub fn foresee<'a>(&self, kernels: impl Iterator<Item = &'a Kernel>, env: &Env) -> Result<()> {
+        let lowered = kernels.filter_map(|kernel| if let Kernel::Cuda(_, lowered) = kernel { Some(lowered) } else { None });
+        self.device.foresee(lowered, env).map_err(|e| self.error(e))
+    }
+
     /// Does a whole run by one call, if it has been recorded under this key.
     pub fn replay(&mut self, loaded: &Loaded, key: &[u64]) -> Result<bool> {
         let replayed = self.device.replay(&loaded.program, key);
@@ -411,7 +418,7 @@ impl Check {
     /// The error for an index that is out of range.
     pub fn fault(&self, position: u64, value: i64, env: &Env) -> Error {
         let limit = u64::try_from(self.limit.at(env)).unwrap_or(0);
-        let message = super::describe(Fault::Index { position, value, limit }, self.is_length, &self.of);
+        let message = super::describe(Fault::Index { position, value, limit }, self.kind, &self.of);
         Error::Data { mistake: Mistake { message, ..self.mistake.clone() } }
     }
 }
@@ -452,15 +459,6 @@ fn check_pages(device: &Device, name: &str, config: &MemoryConfig) -> Result<()>
         Ok(true) => Ok(()),
         Ok(false) => refused("another session of this process has preallocated all (SLABWISE_PREALLOCATE)"),
         Err(e) => Err(Error::Device { device: name.into(), why: e.to_string() }),
-    }
-}
-
-/// A variable of the environment that is 0 or 1, 1 by default.
-fn switch(name: &str) -> Result<bool> {
-    match std::env::var(name).as_deref() {
-        Err(_) | Ok("1") => Ok(true),
-        Ok("0") => Ok(false),
-        Ok(other) => Err(Error::Value(format!("{name} is {other:?}; it is 0 or 1"))),
     }
 }
 

@@ -8,6 +8,7 @@ use super::{DataError, Split};
 
 /// Red, green and blue, height, width.
 const SHAPE: [usize; 3] = [3, 32, 32];
+const CLASSES: usize = 10;
 /// A record: the label, then the image.
 const RECORD: usize = 1 + 3 * 32 * 32;
 /// Most records of a file, as the published ones have.
@@ -47,7 +48,7 @@ impl Cifar10 {
         let (path, mut split) = (Path::new("the data"), Default::default());
         append(path, &records(path, bytes)?, &mut split)?;
         let (pixels, labels) = split;
-        Split::checked(pixels, labels, SHAPE, "the data")
+        Split::checked(pixels, labels, SHAPE, CLASSES, "the data")
     }
 }
 
@@ -62,13 +63,13 @@ fn load(folder: &Path, paths: &[PathBuf]) -> Result<Split, DataError> {
         append(path, &records(path, file)?, &mut split)?;
     }
     let (pixels, labels) = split;
-    Split::checked(pixels, labels, SHAPE, &folder.display().to_string())
+    Split::checked(pixels, labels, SHAPE, CLASSES, &folder.display().to_string())
 }
 
 /// Adds pixels and labels of a file's records.
 fn append(path: &Path, records: &[u8], (pixels, labels): &mut (Vec<u8>, Vec<u8>)) -> Result<(), DataError> {
     for (at, record) in records.chunks_exact(RECORD).enumerate() {
-        if record[0] > 9 {
+        if usize::from(record[0]) >= CLASSES {
             return Err(wrong(path, format!("record {at} has the label {}; labels run from 0 to 9", record[0])));
         }
         labels.push(record[0]);

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 
-use flate2::bufread::MultiGzDecoder;
+use slabwise_planner::files::Gunzip;
 
 use super::DataError;
 
@@ -54,7 +54,7 @@ fn read_from(path: &Path, mut plain: impl BufRead, rank: usize) -> Result<Idx, D
     let io_error = |source| DataError::Io { path: path.to_owned(), source };
     // Both bytes of gzip's magic: IDX starts with two zeros.
     if plain.fill_buf().map_err(io_error)?.starts_with(&[0x1f, 0x8b]) {
-        parse(path, MultiGzDecoder::new(plain), rank, |source| DataError::Gzip { path: path.to_owned(), source })
+        parse(path, Gunzip::new(plain), rank, |source| DataError::Gzip { path: path.to_owned(), source })
     } else {
         parse(path, plain, rank, io_error)
     }

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use super::{DataError, Idx, Split};
 
-/// A training and a test split of labelled images, ten classes.
+/// The classes of digits, and of Fashion-MNIST.
+const CLASSES: usize = 10;
+
+/// A training and a test split of labelled images.
 #[derive(Clone, Debug)]
 pub struct Mnist {
     /// Images to learn from; 60,000 of 28 by 28 in the full sets.
@@ -19,12 +22,21 @@ impl Mnist {
     ///
     /// # Errors
     ///
-    /// A [`DataError`] that names the file and what helps: missing, damaged, cut short or too long, labels above 9, and
-    /// images that do not match their labels in number or the other split in size.
+    /// A [`DataError`] that names the file and what helps: missing, damaged, cut short or too long, without images, labels
+    /// above 9, and images that do not match their labels in number or the other split in size.
     pub fn load(folder: impl AsRef<Path>) -> Result<Mnist, DataError> {
+        Mnist::load_classes(folder, CLASSES)
+    }
+
+    /// As [`Mnist::load`], of a data set with so many classes, such as the 47 or 62 of EMNIST.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mnist::load`]; labels are below `classes`.
+    pub fn load_classes(folder: impl AsRef<Path>, classes: usize) -> Result<Mnist, DataError> {
         let folder = folder.as_ref();
-        let train = load_split(folder, "train", ["training images", "training labels"])?;
-        let test = load_split(folder, "t10k", ["test images", "test labels"])?;
+        let train = load_split(folder, "train", ["training images", "training labels"], classes)?;
+        let test = load_split(folder, "t10k", ["test images", "test labels"], classes)?;
         if train.image_shape() != test.image_shape() {
             let [train, test] = [train.image_shape(), test.image_shape()].map(|[h, w]| format!("{h}x{w}"));
             let detail = format!("training images are {train} pixels, test images {test}; take all four files from one data set");
@@ -40,19 +52,24 @@ impl Mnist {
     }
 }
 
-fn load_split(folder: &Path, prefix: &str, [images, labels]: [&'static str; 2]) -> Result<Split, DataError> {
-    let images = find(folder, images, &format!("{prefix}-images"), 3)?;
+fn load_split(folder: &Path, prefix: &str, [what, labels]: [&'static str; 2], classes: usize) -> Result<Split, DataError> {
+    let images = find(folder, what, &format!("{prefix}-images"), 3)?;
     let labels = find(folder, labels, &format!("{prefix}-labels"), 1)?;
     let pixels = Idx::read(&images, 3)?;
-    let classes = Idx::read(&labels, 1)?;
-    let shape = [1, pixels.dims[1], pixels.dims[2]];
-    let (image_count, label_count) = (pixels.dims[0], classes.dims[0]);
+    let of_images = Idx::read(&labels, 1)?;
+    // As many extents as were asked for.
+    let extent = |idx: &Idx, axis: usize| idx.dims.get(axis).copied().unwrap_or(0);
+    let shape = [1, extent(&pixels, 1), extent(&pixels, 2)];
+    let (image_count, label_count) = (extent(&pixels, 0), extent(&of_images, 0));
     let origin = format!("{} and {}", images.display(), labels.display());
     if image_count != label_count {
         let detail = format!("{image_count} images, but {label_count} labels; take both files from one data set");
         return Err(DataError::Inconsistent { origin, detail });
     }
-    Split::checked(pixels.data, classes.data, shape, &origin)
+    if image_count == 0 {
+        return Err(DataError::Inconsistent { origin, detail: format!("there are no {what}: both files hold none") });
+    }
+    Split::checked(pixels.data, of_images.data, shape, classes, &origin)
 }
 
 /// The file of `folder` that holds `what`, under any of its usual names.

@@ -4,7 +4,17 @@ use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
-/// An iterator whose items a background thread makes ahead of use.
+/// The most items ahead: their places are made at once.
+const DEPTH_MAX: usize = 1 << 16;
+
+/// An iterator whose items a background thread makes ahead of use: batches of a [`Split`](super::Split), or one's own.
+///
+/// ```
+/// use slabwise::data::Prefetched;
+///
+/// let squares = Prefetched::new((0..5).map(|n| n * n), 2);
+/// assert!(squares.eq([0, 1, 4, 9, 16]));
+/// ```
 ///
 /// Dropping it, also mid-way, ends the thread before the drop returns; at most one item is still being made by then. A panic
 /// of the thread goes on in [`next`](Iterator::next), after the items made before it.
@@ -13,15 +23,21 @@ pub struct Prefetched<T> {
     /// None once the thread is done.
     items: Option<Receiver<T>>,
     thread: Option<JoinHandle<()>>,
-    left: usize,
+    /// What the source said is left, less what was handed out.
+    left: (usize, Option<usize>),
 }
 
 impl<T: Send + 'static> Prefetched<T> {
-    /// Makes the items of `source` ahead: at most `depth` (0 counts as 1) exist that were not handed out.
-    pub(super) fn new(source: impl ExactSizeIterator<Item = T> + Send + 'static, depth: usize) -> Prefetched<T> {
-        let left = source.len();
+    /// Makes the items of `source` ahead, which may be without end: at most `depth` (0 counts as 1) exist that were not handed
+    /// out.
+    ///
+    /// # Panics
+    ///
+    /// If the system cannot start a thread.
+    pub fn new(source: impl Iterator<Item = T> + Send + 'static, depth: usize) -> Prefetched<T> {
+        let left = source.size_hint();
         // The thread itself holds one more item than the channel while it waits for room.
-        let (sender, items) = sync_channel(depth.saturating_sub(1).min(left));
+        let (sender, items) = sync_channel(depth.saturating_sub(1).min(left.1.unwrap_or(usize::MAX)).min(DEPTH_MAX));
         let work = move || {
             for item in source {
                 if sender.send(item).is_err() {
@@ -38,7 +54,7 @@ impl<T> Prefetched<T> {
     /// Ends the thread: hangs up, so that a send in waiting returns, then waits. Gives back how it ended.
     fn end(&mut self) -> std::thread::Result<()> {
         self.items = None;
-        self.left = 0;
+        self.left = (0, Some(0));
         self.thread.take().map_or(Ok(()), JoinHandle::join)
     }
 }
@@ -48,7 +64,8 @@ impl<T> Iterator for Prefetched<T> {
 
     fn next(&mut self) -> Option<T> {
         if let Ok(item) = self.items.as_ref()?.recv() {
-            self.left = self.left.saturating_sub(1);
+            let (least, most) = self.left;
+            self.left = (least.saturating_sub(1), most.map(|most| most.saturating_sub(1)));
             return Some(item);
         }
         match self.end() {
@@ -58,11 +75,9 @@ impl<T> Iterator for Prefetched<T> {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left, Some(self.left))
+        self.left
     }
 }
-
-impl<T> ExactSizeIterator for Prefetched<T> {}
 
 impl<T> Drop for Prefetched<T> {
     fn drop(&mut self) {
@@ -99,13 +114,23 @@ mod tests {
             let mut items = Prefetched::new(source, depth);
             for left in (0..50).rev() {
                 drop(items.next().unwrap());
-                assert_eq!(items.len(), left);
+                assert_eq!(items.size_hint(), (left, Some(left)));
             }
             assert!(items.next().is_none() && items.next().is_none());
             // One more: the item just handed out here may not be dropped yet while the thread makes the next.
             assert!(most.load(SeqCst) <= depth.max(1) + 1);
             assert_eq!(alive.load(SeqCst), 0);
         }
+    }
+
+    #[test]
+    fn a_source_need_not_know_its_end() {
+        let mut numbers = 0..5;
+        let mut items = Prefetched::new(std::iter::from_fn(move || numbers.next()), usize::MAX);
+        assert_eq!((items.size_hint(), items.next()), ((0, None), Some(0)));
+        assert!(items.by_ref().eq(1..5));
+        assert_eq!(items.size_hint(), (0, Some(0)));
+        assert!(Prefetched::new(0.., 3).take(4).eq(0..4), "it may be without end");
     }
 
     #[test]
@@ -126,6 +151,6 @@ mod tests {
         assert_eq!((items.next(), items.next()), (Some(0), Some(1)));
         let panic = catch_unwind(AssertUnwindSafe(|| items.next())).unwrap_err();
         assert_eq!(panic.downcast_ref(), Some(&"broken"));
-        assert_eq!((items.next(), items.len()), (None, 0));
+        assert_eq!((items.next(), items.size_hint()), (None, (0, Some(0))));
     }
 }

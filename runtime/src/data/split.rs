@@ -12,49 +12,60 @@ pub type Batch = (Array4<f32>, Array1<i32>);
 /// Images `[n, channels * height * width]` with values in `[0, 1]`, and their labels `[n]`.
 pub type FlatBatch = (Array2<f32>, Array1<i32>);
 
-/// Labels run from 0 to this.
-const MAX_LABEL: u8 = 9;
-
-/// Images of one size, each with a label from 0 to 9. Cloning shares the data.
+/// Images of one size, each with a label: one of so many classes, counted from 0. Cloning shares the data.
 #[derive(Clone, Debug)]
 pub struct Split {
     data: Arc<Images>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Images {
     pixels: Vec<u8>,
     labels: Vec<u8>,
+    /// Labels are below this.
+    classes: usize,
     /// Channels, height, width.
     shape: [usize; 3],
 }
 
 impl Split {
-    /// A split of `labels.len()` grey images of `shape` (height, width), row-major one after the other in `pixels`.
+    /// A split of `labels.len()` grey images of `shape` (height, width), row-major one after the other in `pixels`, with
+    /// as many classes as the largest label asks for.
     ///
     /// # Errors
     ///
-    /// [`DataError::Inconsistent`] for an empty image, a number of pixels that is not that of the labels times the image's,
-    /// or a label above 9.
+    /// [`DataError::Inconsistent`] for an empty image, or a number of pixels that is not that of the labels times the image's.
     pub fn new(pixels: Vec<u8>, labels: Vec<u8>, shape: [usize; 2]) -> Result<Split, DataError> {
-        Split::checked(pixels, labels, [1, shape[0], shape[1]], "split")
+        let classes = labels.iter().max().map_or(0, |&most| usize::from(most) + 1);
+        Split::checked(pixels, labels, [1, shape[0], shape[1]], classes, "split")
     }
 
-    /// [`Split::new`] for data from `origin`.
-    pub(super) fn checked(pixels: Vec<u8>, labels: Vec<u8>, shape: [usize; 3], origin: &str) -> Result<Split, DataError> {
+    /// The same images as of `classes` classes, of which some may not occur.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Inconsistent`] if a label is not below `classes`.
+    pub fn with_classes(self, classes: usize) -> Result<Split, DataError> {
+        let Images { pixels, labels, shape, .. } = Arc::try_unwrap(self.data).unwrap_or_else(|shared| Images::clone(&shared));
+        Split::checked(pixels, labels, shape, classes, "split")
+    }
+
+    /// A split of data from `origin`.
+    pub(super) fn checked(pixels: Vec<u8>, labels: Vec<u8>, shape: [usize; 3], classes: usize, origin: &str) -> Result<Split, DataError> {
         let wrong = |detail| Err(DataError::Inconsistent { origin: origin.to_owned(), detail });
         let [channels, height, width] = shape;
-        if height == 0 || width == 0 {
-            return wrong(format!("images of {height}x{width} pixels hold nothing"));
+        if channels == 0 || height == 0 || width == 0 {
+            return wrong(format!("images of {height}x{width} pixels and {channels} channels hold nothing"));
         }
         let all = [channels, height, width, labels.len()].into_iter().try_fold(1usize, usize::checked_mul);
         if all != Some(pixels.len()) {
-            return wrong(format!("{} pixels are not {} images of {height}x{width}", pixels.len(), labels.len()));
+            let of = if channels == 1 { String::new() } else { format!("{channels}x") };
+            return wrong(format!("{} pixels are not {} images of {of}{height}x{width}", pixels.len(), labels.len()));
         }
-        if let Some((index, label)) = labels.iter().enumerate().find(|&(_, &label)| label > MAX_LABEL) {
-            return wrong(format!("label {index} is {label}; labels run from 0 to {MAX_LABEL}"));
+        if let Some((index, label)) = labels.iter().enumerate().find(|&(_, &label)| usize::from(label) >= classes) {
+            return wrong(format!("label {index} is {label}; labels of {classes} classes run from 0 to {}", classes.saturating_sub(1)));
         }
-        Ok(Split { data: Arc::new(Images { pixels, labels, shape }) })
+        Ok(Split { data: Arc::new(Images { pixels, labels, classes, shape }) })
     }
 
     /// Number of images.
@@ -65,6 +76,11 @@ impl Split {
     /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.data.labels.is_empty()
+    }
+
+    /// How many classes there are: labels are below it.
+    pub fn classes(&self) -> usize {
+        self.data.classes
     }
 
     /// Height and width of each image, in pixels.
@@ -81,9 +97,10 @@ impl Split {
     /// The first `n` images, or all if there are fewer.
     pub fn first(&self, n: usize) -> Split {
         let n = n.min(self.len());
-        let Images { pixels, labels, shape } = &*self.data;
+        let Images { pixels, labels, classes, shape } = &*self.data;
         let image: usize = shape.iter().product();
-        Split { data: Arc::new(Images { pixels: pixels[..n * image].to_vec(), labels: labels[..n].to_vec(), shape: *shape }) }
+        let (pixels, labels) = (pixels[..n * image].to_vec(), labels[..n].to_vec());
+        Split { data: Arc::new(Images { pixels, labels, classes: *classes, shape: *shape }) }
     }
 
     /// All pixels `[len, channels, height, width]`, 0 to 255.
@@ -91,7 +108,7 @@ impl Split {
         &self.data.pixels
     }
 
-    /// All labels `[len]`, 0 to 9.
+    /// All labels `[len]`, below [`Split::classes`].
     pub fn labels(&self) -> &[u8] {
         &self.data.labels
     }

@@ -246,8 +246,38 @@ fn labels_above_nine_and_other_sizes_are_errors() {
     fs::write(folder.path().join(TRAIN_IMAGES), idx(&[5, 3, 2], &[0; 30])).unwrap();
     let text = Mnist::load(folder.path()).unwrap_err().to_string();
     assert!(text.contains("3x2") && text.contains("2x3"), "{text}");
+    small(folder.path());
+    [TRAIN_IMAGES, "t10k-images.idx3-ubyte"].iter().for_each(|file| fs::write(folder.path().join(file), idx(&[0, 2, 3], &[])).unwrap());
+    fs::write(folder.path().join("t10k-labels-idx1-ubyte.gz"), idx(&[0], &[])).unwrap();
+    let text = Mnist::load(folder.path()).unwrap_err().to_string();
+    assert!(text.contains("0 images, but 5 labels"), "{text}");
+    fs::write(folder.path().join(TRAIN_LABELS), idx(&[0], &[])).unwrap();
+    let text = Mnist::load(folder.path()).unwrap_err().to_string();
+    assert!(text.contains(TRAIN_IMAGES) && text.contains("there are no training images"), "{text}");
+    small(folder.path());
+    fs::write(folder.path().join("t10k-images.idx3-ubyte"), idx(&[0, 2, 3], &[])).unwrap();
+    fs::write(folder.path().join("t10k-labels-idx1-ubyte.gz"), idx(&[0], &[])).unwrap();
+    let text = Mnist::load(folder.path()).unwrap_err().to_string();
+    assert!(text.contains("t10k-labels") && text.contains("there are no test images"), "{text}");
     assert!(Split::new(vec![0; 3], vec![0], [2, 2]).is_err());
     assert!(Split::new(vec![], vec![], [usize::MAX, 2]).is_err());
+}
+
+#[test]
+fn the_labels_or_a_number_say_how_many_classes_there_are() {
+    let split = Split::new(vec![0; 3], vec![61, 0, 255], [1, 1]).unwrap();
+    assert_eq!((split.classes(), split.first(1).classes()), (256, 256));
+    assert_eq!(Split::new(vec![], vec![], [1, 1]).unwrap().classes(), 0);
+    let split = Split::new(vec![0; 2], vec![46, 3], [1, 1]).unwrap();
+    assert_eq!((split.classes(), split.clone().with_classes(62).unwrap().classes()), (47, 62));
+    let text = split.with_classes(46).unwrap_err().to_string();
+    assert!(text.contains("label 0 is 46; labels of 46 classes run from 0 to 45"), "{text}");
+    let folder = tempfile::tempdir().unwrap();
+    small(folder.path());
+    fs::write(folder.path().join(TRAIN_LABELS), idx(&[5], &[0, 1, 46, 3, 4])).unwrap();
+    let data = Mnist::load_classes(folder.path(), 47).unwrap();
+    assert_eq!((data.train.classes(), data.test.classes(), data.train.labels()[2]), (47, 47, 46));
+    assert!(Mnist::load_classes(folder.path(), 46).is_err());
 }
 
 /// The six files of CIFAR-10 with so many images each: pixels count up, label is the number of the image.

@@ -4,12 +4,15 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use slabwise_planner::csv::{self, FileError};
-use slabwise_planner::{Holder, holders_at_peak, peak};
+use slabwise_planner::{Holder, brief, holders_at_peak, peak, shortened};
 
 use crate::plan::Plan;
 
 /// The most bytes of a file, unpacked: some hundred thousand buffers.
 pub const FILE_MAX: u64 = 1 << 26;
+
+/// Most characters of what a parser says.
+const MESSAGE_MAX: usize = 200;
 
 /// The part of a plan that two plans are compared by. Bytes, but for steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,12 +100,15 @@ impl TryFrom<Unchecked> for Row {
         let Unchecked { name, kind, layer, source, bytes, occupied_bytes, offset, start, end, first, last, at_peak } = row;
         let occupied_bytes = occupied_bytes.unwrap_or(bytes);
         if end < start {
+            let name = brief(&name);
             return Err(format!("buffer `{name}` ends at step {end}, before it begins at step {start}"));
         }
         if occupied_bytes < bytes {
+            let name = brief(&name);
             return Err(format!("buffer `{name}` has {bytes} bytes, but occupies {occupied_bytes}"));
         }
         if offset.checked_add(occupied_bytes).is_none() {
+            let name = brief(&name);
             return Err(format!("buffer `{name}` ends behind 2^64 bytes"));
         }
         Ok(Row { name, kind, layer, source, bytes, occupied_bytes, offset, start, end, first, last, at_peak })
@@ -207,7 +213,8 @@ impl PlanFile {
     /// # Errors
     /// What is wrong, and at which line.
     pub fn read(text: &str) -> Result<PlanFile, String> {
-        let plan: PlanFile = serde_json::from_str(text).map_err(|e| format!("no plan as `slabwise plan --json` writes it: {e}"))?;
+        let plan: PlanFile = serde_json::from_str(text)
+            .map_err(|e| format!("no plan as `slabwise plan --json` writes it: {}", shortened(&e.to_string(), MESSAGE_MAX)))?;
         let sum: u128 = plan.buffers.iter().map(|row| u128::from(row.at_peak_bytes())).sum();
         if sum != u128::from(plan.peak.bytes) {
             return Err(format!("the peak has {} bytes, but what it says is alive there has {sum}", plan.peak.bytes));

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use slabwise_planner::Bytes;
+use slabwise_planner::{Bytes, BytesError, brief};
 
 use crate::error::Error;
 
@@ -76,9 +76,13 @@ impl FromStr for Budget {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let wrong = || Error::Value(format!("`{text}` is neither a number of bytes, such as 24MiB, nor a percentage, such as 50%"));
+        let wrong =
+            || Error::Value(format!("`{}` is neither a number of bytes, such as 24MiB, nor a percentage, such as 50%", brief(text)));
         let Some(percent) = text.trim().strip_suffix('%') else {
-            return text.parse().map(Budget::Bytes).map_err(|_| wrong());
+            return text.parse().map(Budget::Bytes).map_err(|error| match error {
+                BytesError::Unit { .. } | BytesError::Overflow(_) => Error::Value(error.to_string()),
+                _ => wrong(),
+            });
         };
         let percent: f64 = percent.trim().parse().map_err(|_| wrong())?;
         if percent.is_finite() && percent >= 0.0 { Ok(Budget::Fraction(percent / 100.0)) } else { Err(wrong()) }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use slabwise_planner::Bytes;
+use slabwise_planner::{Bytes, brief};
 
 /// How a pool finds memory for a request. Each imitates an allocator in use, so that they can be compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -64,7 +64,7 @@ impl FromStr for Policy {
         Policy::ALL
             .into_iter()
             .find(|p| p.name() == text)
-            .ok_or_else(|| format!("unknown policy {text:?}; there are {}", names(&Policy::ALL)))
+            .ok_or_else(|| format!("unknown policy {:?}; there are {}", brief(text), names(&Policy::ALL)))
     }
 }
 
@@ -74,7 +74,7 @@ fn names(policies: &[Policy]) -> String {
 
 /// A setting that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name} is {value:?}; it is {expected}")]
+#[error("{name} is {:?}; it is {expected}", brief(value))]
 pub struct ConfigError {
     /// The variable, or the field.
     pub name: &'static str,
@@ -152,7 +152,11 @@ impl MemoryConfig {
     /// # Errors
     /// If a variable or a field makes no sense; the error names it.
     pub fn resolve(&self) -> Result<MemoryConfig, ConfigError> {
-        let s = self.settings(environment)?;
+        self.resolved(environment)
+    }
+
+    fn resolved(&self, lookup: impl Fn(&str) -> Option<String>) -> Result<MemoryConfig, ConfigError> {
+        let s = self.settings(lookup)?;
         Ok(MemoryConfig {
             policy: Some(s.policy),
             preallocate: s.preallocate,
@@ -166,6 +170,16 @@ impl MemoryConfig {
             idle_time: s.idle_time,
             idle_steps: s.idle_steps,
         })
+    }
+
+    /// What the environment and the defaults say, variables that make no sense left out; and those.
+    pub fn survey() -> (MemoryConfig, Vec<ConfigError>) {
+        let none = MemoryConfig::default();
+        let only = |name: &'static str| none.settings(|asked| if asked == name { environment(asked) } else { None });
+        let mistakes: Vec<ConfigError> = Self::VARIABLES.iter().filter_map(|name| only(name).err()).collect();
+        let sound = |name: &str| mistakes.iter().all(|mistake| mistake.name != name);
+        let config = none.resolved(|name| if sound(name) { environment(name) } else { None }).unwrap_or_default();
+        (config, mistakes)
     }
 
     /// Fills what is `None` from the variables that `lookup` knows.
@@ -224,9 +238,7 @@ impl MemoryConfig {
 }
 
 /// A variable of the process's environment.
-pub(crate) fn environment(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-}
+pub(crate) use crate::settings::variable as environment;
 
 /// `SLABWISE_ALLOCATOR` and `SLABWISE_POOL` together.
 fn policy_of(lookup: &impl Fn(&str) -> Option<String>) -> Result<Policy, ConfigError> {
@@ -313,10 +325,10 @@ mod tests {
                 assert!(error.to_string().starts_with(name), "{error}");
             }
         };
-        refused("SLABWISE_MEM_FRACTION", &["abc", "-1", "0", "NaN", "1.01", "inf", ""]);
-        refused("SLABWISE_PREALLOCATE", &["maybe", "", "2"]);
-        refused("SLABWISE_ALLOCATOR", &["tlsf", "cuda", ""]);
-        refused("SLABWISE_POOL", &["vmm", "best", ""]);
+        refused("SLABWISE_MEM_FRACTION", &["abc", "-1", "0", "NaN", "1.01", "inf"]);
+        refused("SLABWISE_PREALLOCATE", &["maybe", "2"]);
+        refused("SLABWISE_ALLOCATOR", &["tlsf", "cuda"]);
+        refused("SLABWISE_POOL", &["vmm", "best"]);
         refused("SLABWISE_POOL_PAGE_SIZE", &["abc", "-4096", "5000", "0", "128", "99999999999999999999"]);
         refused("SLABWISE_POOL_ROUND_CUTOFF", &["19", "35", "x", "-1", "24.5"]);
         refused("SLABWISE_POOL_RESERVE", &["101", "-1", "5%", "NaN"]);

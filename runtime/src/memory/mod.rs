@@ -9,6 +9,7 @@
 //! which order) with `relief` (its rungs that move blocks), `heap` (all that under one lock), `pool` (the lock, and the calls
 //! that are made without it). `replay` sends traces through pools, `export` writes what others' viewers open.
 
+pub(crate) mod available;
 mod block;
 pub mod budget;
 mod config;

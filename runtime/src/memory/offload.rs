@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use slabwise_planner::Bytes;
+use slabwise_planner::{Bytes, brief};
 
 use crate::error::Error;
 
@@ -42,7 +42,7 @@ impl FromStr for Offload {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let wrong = || Error::Value(format!("`{text}` is no speed of a link: bytes per second, more than none, such as 16GB/s"));
+        let wrong = || Error::Value(format!("`{}` is no speed of a link: bytes per second, more than none, such as 16GB/s", brief(text)));
         let text = text.trim();
         let per_second: Bytes = text.strip_suffix("/s").unwrap_or(text).parse().map_err(|_| wrong())?;
         if per_second.0 == 0 { Err(wrong()) } else { Ok(Offload::new(per_second)) }

@@ -120,7 +120,8 @@ impl Heap {
         let room = capacity.saturating_sub(self.statistics.pool_bytes);
         if free.free_bytes + room >= r.rounded {
             let pinned: u64 = self.table.iter().filter(|(_, b)| b.state == State::Live && b.pins > 0).map(|(_, b)| b.bytes).sum();
-            if room >= r.rounded {
+            // Without a limit nobody knows what the driver once had.
+            if room >= r.rounded && capacity < u64::MAX {
                 help.push(Help::Others { bytes: room });
             }
             match &self.engine {
@@ -150,7 +151,7 @@ impl fmt::Display for OutOfMemory {
             f,
             ": {} of {} are in use, {} reserved; free are {}, at most {} in one piece (fragmentation {:.0} %), policy {}",
             Bytes(self.in_use),
-            Bytes(self.capacity),
+            Limit(self.capacity),
             Bytes(self.reserved),
             Bytes(free_bytes),
             Bytes(largest_bytes),
@@ -181,6 +182,18 @@ impl fmt::Display for OutOfMemory {
             }
         }
         Ok(())
+    }
+}
+
+/// The most that a pool may take.
+struct Limit(u64);
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            u64::MAX => f.write_str("all that the device gives"),
+            bytes => Bytes(bytes).fmt(f),
+        }
     }
 }
 

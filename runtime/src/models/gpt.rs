@@ -1,12 +1,8 @@
 //! A decoder-only transformer with norms before its layers, as GPT-2 (Radford et al. 2019).
 
-use crate::error::{Error, Result};
 use crate::nn::{Embedding, LayerNorm, LearnedPositions, Linear, Module};
 use crate::params::Scope;
 use crate::tensor::{Mask, Tensor};
-
-/// The largest of any size, so that products of a few of them are numbers.
-const SIZE_MAX: usize = 1_000_000;
 
 /// The sizes of a GPT. Its parameters are named as in the usual PyTorch implementations, with fully connected layers:
 /// `transformer.wte.weight`, `transformer.h.0.attn.c_attn.weight`, `transformer.h.0.mlp.c_fc.weight`, `lm_head.weight`.
@@ -31,39 +27,6 @@ impl Gpt {
     pub const SMALL: Gpt = Gpt { layers: 4, width: 256, heads: 4, length: 128, vocabulary: 1024, tied: false };
     /// GPT-2: 12 blocks of width 768, 1024 tokens of 50257 kinds: 124,439,808 weights.
     pub const GPT2: Gpt = Gpt { layers: 12, width: 768, heads: 12, length: 1024, vocabulary: 50257, tied: true };
-
-    /// The usual size, but for what `text` sets: `layers=6,width=384,heads=6,length=256,vocabulary=65,tied=true`, in any choice.
-    ///
-    /// # Errors
-    /// For an unknown size, or one that is no number or too large.
-    pub fn parse(text: &str) -> Result<Gpt> {
-        let mut gpt = Gpt::SMALL;
-        for setting in text.split(',').filter(|s| !s.trim().is_empty()) {
-            let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
-            let (name, value) = (name.trim(), value.trim());
-            let slot = match name {
-                "layers" => &mut gpt.layers,
-                "width" => &mut gpt.width,
-                "heads" => &mut gpt.heads,
-                "length" => &mut gpt.length,
-                "vocabulary" => &mut gpt.vocabulary,
-                "tied" => {
-                    gpt.tied = value.parse().map_err(|_| Error::Value(format!("tied of gpt is \"{value}\", not true or false")))?;
-                    continue;
-                }
-                _ => {
-                    let known = "layers, width, heads, length, vocabulary, tied";
-                    return Err(Error::Value(format!("gpt has no size \"{name}\"; there are {known}")));
-                }
-            };
-            let number = value.parse().ok().filter(|n| (1..=SIZE_MAX).contains(n));
-            *slot = number.ok_or_else(|| Error::Value(format!("the {name} of gpt are \"{value}\", not a number from 1 to {SIZE_MAX}")))?;
-        }
-        if !gpt.width.is_multiple_of(gpt.heads) {
-            return Err(Error::Value(format!("the width of gpt, {}, does not divide into {} heads", gpt.width, gpt.heads)));
-        }
-        Ok(gpt)
-    }
 
     /// Declares the weights: tokens `[n, length]` → logits of the next token `[n, length, vocabulary]`.
     #[track_caller]

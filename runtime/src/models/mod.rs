@@ -3,14 +3,18 @@
 mod gpt;
 mod lstm;
 mod mobilenet;
+mod ode;
 mod resnet;
+mod table;
 mod unet;
 mod vgg;
 
 pub use gpt::Gpt;
 pub use lstm::LstmModel;
 pub use mobilenet::MobileNetV2;
+pub use ode::Ode;
 pub use resnet::ResNet;
+pub use table::Sizes;
 pub use unet::UNet;
 pub use vgg::Vgg;
 
@@ -33,6 +37,7 @@ use crate::session::Session;
 use crate::shape::{Dim, Shape};
 use crate::tensor::Tensor;
 use crate::trace::Trace;
+use table::Labelled;
 
 /// A 3×3 window with stride 2 and padding 1.
 const POOL_3_2: Window = Window { k: [3, 3], stride: [2, 2], pad: [1, 1] };
@@ -60,6 +65,8 @@ pub enum Model {
     Gpt(Gpt),
     /// [`LstmModel::SMALL`]: 444,544 weights.
     Lstm,
+    /// One of these in other sizes, or one that is there for its unrolled length alone ([`Ode`]), as [`Model::parse`] reads it.
+    Sized(Sizes),
 }
 
 /// Examples of a batch.
@@ -95,7 +102,7 @@ impl Model {
         Model::Lstm,
     ];
 
-    /// The name that [`Model::parse`] reads; of transformers without their sizes.
+    /// The name that [`Model::parse`] reads, without sizes.
     pub fn name(self) -> &'static str {
         match self {
             Model::Mlp => "mlp",
@@ -109,86 +116,77 @@ impl Model {
             Model::Gpt(Gpt::GPT2) => "gpt2",
             Model::Gpt(_) => "gpt",
             Model::Lstm => "lstm",
+            Model::Sized(sizes) => sizes.row().name,
         }
     }
 
-    /// The model of a name; `gpt2` is [`Gpt::GPT2`], and `gpt:layers=6,width=384,heads=6,length=256,vocabulary=65` sets what it
-    /// names of the sizes.
+    /// The model of a name, with sizes of its own or others: `gpt2`, or `lstm:length=320,layers=2`, which sets what it names.
+    /// [`Model::help`] lists all names and sizes.
     ///
     /// # Errors
-    /// For an unknown name, with those that are known.
-    pub fn parse(name: &str) -> Result<Model> {
-        match name.split_once(':') {
-            Some(("gpt", sizes)) => Gpt::parse(sizes).map(Model::Gpt),
-            _ if name == "gpt2" => Ok(Model::Gpt(Gpt::GPT2)),
-            _ => named("model", Model::ALL, Model::name, name),
+    /// For an unknown name, with those that are known; for an unknown size, with those of the model; for one that is given twice, is
+    /// no number or outside of its bounds.
+    pub fn parse(text: &str) -> Result<Model> {
+        let (name, sizes) = text.split_once(':').map_or((text, None), |(name, sizes)| (name, Some(sizes)));
+        let Some(usual) = Sizes::usual(name) else {
+            let known: Vec<&str> = table::names().collect();
+            let near = crate::words::meant(name, known.iter().copied());
+            return Err(Error::Value(format!("unknown model {name:?}; there are {}{near}", known.join(", "))));
+        };
+        let sizes = sizes.map_or(Ok(usual), |sizes| usual.set(sizes))?;
+        if name == "gpt" || name == "gpt2" {
+            return Ok(Model::Gpt(table::gpt(sizes.values())));
         }
+        let standard = Model::ALL.iter().find(|model| sizes == usual && model.name() == name);
+        Ok(standard.copied().unwrap_or(Model::Sized(sizes)))
+    }
+
+    /// Every model with its sizes as they usually are, one in a line, as [`Model::parse`] reads it.
+    pub fn help() -> String {
+        table::help()
+    }
+
+    fn sizes(self) -> Sizes {
+        let sizes = match self {
+            Model::Sized(sizes) => Some(sizes),
+            Model::Gpt(gpt) => Sizes::of_gpt(self.name(), &gpt),
+            standard => Sizes::usual(standard.name()),
+        };
+        sizes.expect("every model has a row")
     }
 
     /// The shape of one example.
     pub fn example(self) -> Vec<usize> {
-        match self {
-            Model::Mlp => vec![784],
-            Model::Cnn => vec![1, 28, 28],
-            Model::ResNet20 => vec![3, 32, 32],
-            Model::ResNet18 => vec![3, 64, 64],
-            Model::UNet => vec![3, 128, 128],
-            Model::ResNet50 | Model::MobileNetV2 | Model::Vgg16 => vec![3, 224, 224],
-            Model::Gpt(gpt) => vec![gpt.length],
-            Model::Lstm => vec![LstmModel::SMALL.length],
-        }
+        self.sizes().example()
     }
 
     /// How many classes, or kinds of tokens, it tells apart.
     pub fn classes(self) -> usize {
-        match self {
-            Model::Mlp | Model::Cnn | Model::ResNet20 => 10,
-            Model::ResNet18 => 200,
-            Model::ResNet50 | Model::MobileNetV2 | Model::Vgg16 => 1000,
-            Model::UNet => UNet::standard().classes,
-            Model::Gpt(gpt) => gpt.vocabulary,
-            Model::Lstm => LstmModel::SMALL.vocabulary,
-        }
+        self.sizes().classes()
     }
 
     /// The shape of one example's labels: of a class none, of what has one for each pixel or token theirs.
     fn label(self) -> Vec<usize> {
-        match self {
-            Model::UNet => self.example()[1..].to_vec(),
-            Model::Gpt(_) | Model::Lstm => self.example(),
-            _ => Vec::new(),
+        match self.sizes().row().labelled {
+            Labelled::Pixel => self.example()[1..].to_vec(),
+            Labelled::Token => self.example(),
+            Labelled::Example => Vec::new(),
         }
     }
 
     /// Whether examples are tokens.
     fn reads_tokens(self) -> bool {
-        matches!(self, Model::Gpt(_) | Model::Lstm)
+        self.sizes().row().labelled == Labelled::Token
     }
 
     /// The optimizer it is measured with unless another is asked for.
     pub fn optimizer(self) -> OptimizerKind {
-        match self {
-            Model::Mlp | Model::ResNet20 | Model::ResNet18 | Model::ResNet50 | Model::MobileNetV2 | Model::Vgg16 => OptimizerKind::Sgd,
-            Model::Cnn | Model::UNet | Model::Lstm => OptimizerKind::Adam,
-            Model::Gpt(_) => OptimizerKind::AdamW,
-        }
+        self.sizes().row().optimizer
     }
 
     /// Declares the weights.
     pub fn build(self, params: &Params) -> Network {
-        let at = &params.root();
-        let layers: Box<dyn Module> = match self {
-            Model::Mlp => Box::new(mlp(at)),
-            Model::Cnn => Box::new(cnn(at)),
-            Model::ResNet20 => Box::new(ResNet::resnet20().layers(at)),
-            Model::ResNet18 => Box::new(ResNet::resnet18().layers(at)),
-            Model::ResNet50 => Box::new(ResNet::resnet50().layers(at)),
-            Model::MobileNetV2 => Box::new(MobileNetV2::standard().layers(at)),
-            Model::UNet => Box::new(UNet::standard().layers(at)),
-            Model::Vgg16 => Box::new(Vgg::vgg16().layers(at)),
-            Model::Gpt(gpt) => Box::new(gpt.layers(at)),
-            Model::Lstm => Box::new(LstmModel::SMALL.layers(at)),
-        };
+        let layers = self.sizes().layers(&params.root());
         Network { model: self, layers }
     }
 
@@ -213,27 +211,29 @@ impl Model {
     }
 }
 
-fn mlp(at: &Scope) -> Sequential {
+fn mlp(at: &Scope, [inputs, hidden1, hidden2, classes]: [usize; 4]) -> Sequential {
     Sequential::new()
-        .then(Linear::new(at / "hidden1", 784, 512))
+        .then(Linear::new(at / "hidden1", inputs, hidden1))
         .then(Relu)
-        .then(Linear::new(at / "hidden2", 512, 256))
+        .then(Linear::new(at / "hidden2", hidden1, hidden2))
         .then(Relu)
-        .then(Linear::new(at / "head", 256, 10))
+        .then(Linear::new(at / "head", hidden2, classes))
 }
 
-fn cnn(at: &Scope) -> Sequential {
+/// For images of `size` rows and columns, a multiple of 4.
+fn cnn(at: &Scope, [size, width, hidden, classes]: [usize; 4]) -> Sequential {
+    let (wide, pooled) = (2 * width, size / 4);
     Sequential::new()
-        .then(Conv2d::new(at / "stem", 1, 32, 5).padding(2))
+        .then(Conv2d::new(at / "stem", 1, width, 5).padding(2))
         .then(Relu)
         .then(MaxPool2d(2))
-        .then(Conv2d::new(at / "body", 32, 64, 5).padding(2))
+        .then(Conv2d::new(at / "body", width, wide, 5).padding(2))
         .then(Relu)
         .then(MaxPool2d(2))
         .then(Flatten(1))
-        .then(Linear::new(at / "hidden", 64 * 7 * 7, 512))
+        .then(Linear::new(at / "hidden", wide * pooled * pooled, hidden))
         .then(Relu)
-        .then(Linear::new(at / "head", 512, 10))
+        .then(Linear::new(at / "head", hidden, classes))
 }
 
 /// Uniform numbers in 0..1, the same for the same seed.
@@ -301,7 +301,7 @@ impl Network {
         let logits = self.logits(trace, batch);
         let labels = trace.input("labels", I32, shape(batch, &self.model.label()));
         // Classes last.
-        let logits = if self.model == Model::UNet { logits.permute([0, 2, 3, 1]) } else { logits };
+        let logits = if self.model.sizes().row().labelled == Labelled::Pixel { logits.permute([0, 2, 3, 1]) } else { logits };
         logits.cross_entropy(labels)
     }
 }
@@ -347,7 +347,11 @@ impl OptimizerKind {
     /// # Errors
     /// For an unknown name, with those that are known.
     pub fn parse(name: &str) -> Result<OptimizerKind> {
-        named("optimizer", OptimizerKind::ALL, OptimizerKind::name, name)
+        OptimizerKind::ALL.iter().copied().find(|one| one.name() == name).ok_or_else(|| {
+            let known: Vec<&str> = OptimizerKind::ALL.iter().map(|one| one.name()).collect();
+            let near = crate::words::meant(name, known.iter().copied());
+            Error::Value(format!("unknown optimizer {name:?}; there are {}{near}", known.join(", ")))
+        })
     }
 
     fn minimize<'t>(self, trace: &'t Trace, loss: Tensor<'t>) {
@@ -359,21 +363,21 @@ impl OptimizerKind {
     }
 }
 
-fn named<T: Copy>(what: &str, all: &[T], name_of: fn(T) -> &'static str, name: &str) -> Result<T> {
-    all.iter().copied().find(|&one| name_of(one) == name).ok_or_else(|| {
-        let known: Vec<&str> = all.iter().map(|&one| name_of(one)).collect();
-        Error::Value(format!("unknown {what} \"{name}\"; there are {}", known.join(", ")))
-    })
+/// The name, and of sizes those that are not the usual ones.
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.sizes().to_string())
+    }
+}
+
+impl fmt::Display for OptimizerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 macro_rules! text {
     ($($name:ident),*) => {$(
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(self.name())
-            }
-        }
-
         impl FromStr for $name {
             type Err = Error;
 
@@ -412,14 +416,67 @@ mod tests {
         assert_eq!(Model::parse("gpt2").unwrap(), Model::Gpt(Gpt::GPT2));
         let sized = Gpt { layers: 6, heads: 8, tied: true, ..Gpt::SMALL };
         assert_eq!(Model::parse("gpt:layers=6, heads=8,tied=true").unwrap(), Model::Gpt(sized));
-        let said = ["gpt:depth=3", "gpt:layers=x", "gpt:layers", "gpt:heads=0"].map(|name| Model::parse(name).unwrap_err().to_string());
-        let expected = [
-            "gpt has no size \"depth\"; there are layers, width, heads, length, vocabulary, tied",
-            "the layers of gpt are \"x\", not a number from 1 to 1000000",
-            "the layers of gpt are \"\", not a number from 1 to 1000000",
-            "the heads of gpt are \"0\", not a number from 1 to 1000000",
-        ];
-        assert_eq!(said, expected);
+        assert_eq!(Model::parse("lstm:layers=1,length=32").unwrap(), Model::Lstm);
+        let long = Model::parse("lstm: length = 320 ,layers=2").unwrap();
+        assert_eq!((long.to_string(), long.name(), long.example()), ("lstm:length=320,layers=2".into(), "lstm", vec![320]));
+        assert_eq!(Model::parse(&long.to_string()).unwrap(), long);
+        assert_eq!(Model::parse("gpt2:tied=false,length=128").unwrap().to_string(), "gpt:layers=12,width=768,heads=12,vocabulary=50257");
+    }
+
+    /// What each wrong size is answered.
+    #[test]
+    fn sizes_are_refused_by_name() {
+        let said = |text: &str| Model::parse(text).unwrap_err().to_string();
+        for (text, expected) in [
+            ("gpt:depth=3", "gpt has no size \"depth\"; there are layers, width, heads, length, vocabulary, tied"),
+            ("gpt:layers=x", "gpt: layers is \"x\", not a number from 1 to 1000"),
+            ("gpt:layers", "gpt: layers is \"\", not a number from 1 to 1000"),
+            ("gpt:heads=0", "gpt: heads is \"0\", not a number from 1 to 65536"),
+            ("gpt:tied=1", "gpt: tied is \"1\", not true or false"),
+            ("gpt:width=100,heads=3", "gpt: a width of 100 does not divide into 3 heads"),
+            ("gpt:layers=1,layers=2", "gpt: layers is given twice"),
+            (
+                "gpt:width=64,,layers=2",
+                "gpt:width=64,,layers=2: a size is missing; there are layers, width, heads, length, vocabulary, tied, as in gpt:layers=4",
+            ),
+            ("mlp:", "mlp:: a size is missing; there are inputs, hidden1, hidden2, classes, as in mlp:inputs=784"),
+            ("gpt:length=1000000", "gpt: length is \"1000000\", not a number from 1 to 65536"),
+            ("gpt:layers=1000,length=1000", "gpt: 1000 layers over a length of 1000 are more than 262144 places"),
+            ("lstm:length=99999999999999999999", "lstm: length is \"99999999999999999999\", not a number from 1 to 10000"),
+            ("lstm:length=5000,layers=3", "lstm: a length of 5000 and 3 layers make 15000 steps, more than 10000"),
+            ("cnn:size=30", "cnn: a size of 30 is not halved twice"),
+            ("unet:size=40", "unet: a size of 40 is not halved 4 times"),
+            ("vgg16:size=31", "vgg16: a size of 31 is not halved five times"),
+            ("resnet20:blocks4=1", "resnet20 has no size \"blocks4\"; there are size, classes, width, blocks1, blocks2, blocks3"),
+        ] {
+            assert_eq!(said(text), expected);
+        }
+        for line in Model::help().lines() {
+            let model = Model::parse(line.trim()).unwrap();
+            assert_eq!(model.name(), line.trim().split(':').next().unwrap());
+            assert!(!model.to_string().contains(':'), "{model}");
+        }
+    }
+
+    /// The largest sizes that are accepted give a graph or an error, no overflow.
+    #[test]
+    fn the_largest_sizes_do_not_overflow() {
+        for line in Model::help().lines() {
+            let (name, keys) = line.trim().split_once(':').unwrap();
+            for key in keys.split(',').map(|key| key.split('=').next().unwrap()) {
+                if ["layers", "length", "steps", "blocks1", "blocks2", "blocks3", "blocks4", "tied"].contains(&key) {
+                    continue;
+                }
+                let most = Model::parse(&format!("{name}:{key}=x")).unwrap_err().to_string();
+                let most = most.rsplit(' ').next().unwrap().to_string();
+                let Ok(model) = Model::parse(&format!("{name}:{key}={most}")) else { continue };
+                let params = Params::seeded(0);
+                let network = model.build(&params);
+                let session = Session::new(crate::Device::Cpu, params).unwrap();
+                let planned = network.plan_training(&session, 1u32, model.optimizer());
+                assert!(!matches!(planned, Err(Error::Internal(_))), "{model}: {:?}", planned.err());
+            }
+        }
     }
 
     #[test]

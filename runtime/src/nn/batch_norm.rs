@@ -10,7 +10,8 @@ use crate::tensor::Tensor;
 ///
 /// A training trace takes mean and biased variance of the batch, and moves the statistics `running_mean` and `running_var`
 /// (of the unbiased variance) towards them by the momentum, in place and once for each application. Any other trace takes the
-/// running statistics, folded with weight and bias into one scale and one shift for each channel.
+/// running statistics, folded with weight and bias into one scale and one shift for each channel. A batch without elements has no
+/// statistics: a training run with one fails before it changes anything. Of one element a channel, the variance is 0.
 ///
 /// `PLACES` is how many axes follow the channels; see [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Clone, Debug)]

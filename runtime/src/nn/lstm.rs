@@ -25,11 +25,18 @@ impl Lstm {
     /// Declares the parameters, uniform in ±1/√hidden at first.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, hidden: usize) -> Self {
+        Lstm::numbered(at, 0, inputs, hidden)
+    }
+
+    /// Declares the parameters of a layer of several over each other: they end in its number instead of 0, as PyTorch's do.
+    #[track_caller]
+    pub fn numbered(at: Scope, layer: usize, inputs: usize, hidden: usize) -> Self {
         let (init, gates) = (Init::kaiming_uniform(hidden), hidden.saturating_mul(4));
+        let name = |kind: &str| format!("{kind}_l{layer}");
         Lstm {
             hidden,
-            of_input: [at.param("weight_ih_l0", (gates, inputs), init), at.param("bias_ih_l0", (gates,), init)],
-            of_state: [at.param("weight_hh_l0", (gates, hidden), init), at.param("bias_hh_l0", (gates,), init)],
+            of_input: [at.param(&name("weight_ih"), (gates, inputs), init), at.param(&name("bias_ih"), (gates,), init)],
+            of_state: [at.param(&name("weight_hh"), (gates, hidden), init), at.param(&name("bias_hh"), (gates,), init)],
         }
     }
 }

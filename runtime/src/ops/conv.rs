@@ -30,6 +30,23 @@ impl Default for ConvGeometry {
     }
 }
 
+/// The largest stride, padding, dilation and side of a window: coordinates have to be numbers that kernels compute with.
+pub(super) const STEP_MAX: usize = 1 << 24;
+
+impl ConvGeometry {
+    /// What is wrong with the numbers, whatever the image is.
+    fn check(&self) -> Result<(), String> {
+        if self.groups == 0 || self.stride.contains(&0) || self.dilation.contains(&0) {
+            return Err("groups, stride and dilation are at least 1".into());
+        }
+        let numbers = self.stride.iter().chain(&self.pad).chain(&self.dilation);
+        match numbers.max().filter(|&&n| n > STEP_MAX) {
+            Some(n) => Err(format!("{n} is more than stride, padding and dilation can be, which is {STEP_MAX}")),
+            None => Ok(()),
+        }
+    }
+}
+
 /// The length of a windowed axis: windows of `k` elements `dilation` apart, every `stride`, over `n` elements with `pad` zeros
 /// on both sides; `None` if no window fits or the numbers overflow.
 pub(super) fn windows(n: i64, k: usize, stride: usize, pad: usize, dilation: usize) -> Option<i64> {
@@ -48,8 +65,8 @@ pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) ->
     if let Err(why) = floats(x.dtype, w.dtype) {
         return say(why);
     }
-    if c.groups == 0 || c.stride.contains(&0) || c.dilation.contains(&0) {
-        return say("groups, stride and dilation are at least 1".into());
+    if let Err(why) = c.check() {
+        return say(why);
     }
     let fixed: Option<Vec<i64>> = x.dims[1..].iter().chain(w.dims).map(|d| d.as_fixed()).collect();
     let Some([ci, h, wd, co, per_group, kh, kw]) = fixed.as_deref().and_then(|f| <[i64; 7]>::try_from(f).ok()) else {
@@ -68,24 +85,42 @@ pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) ->
 
 /// The shape of the image whose convolution with a weight `[in, out/groups, kh, kw]` has the shape of `x`, `[n, in, h, w]`: the
 /// smallest, where a stride leaves a choice.
-pub fn transposed(c: &ConvGeometry, [x, w]: [&Dims; 2], symbols: &Symbols) -> Result<Dims, String> {
-    let say = |why: &str| format!("conv_transpose2d {} with weight {}: {why}", symbols.show(x), symbols.show(w));
-    let fixed: Option<Vec<i64>> = x.iter().skip(1).chain(w).map(|d| d.as_fixed()).collect();
+pub fn transposed(c: &ConvGeometry, [x, w]: [Given<'_>; 2], symbols: &Symbols) -> Rule {
+    let say = |why: String| Err(format!("conv_transpose2d {} with weight {}: {why}", symbols.show(x.dims), symbols.show(w.dims)));
+    if x.dims.len() != 4 || w.dims.len() != 4 {
+        return say("image [n, in, h, w] and weight [in, out/groups, kh, kw] are needed".into());
+    }
+    if let Err(why) = floats(x.dtype, w.dtype) {
+        return say(why);
+    }
+    if let Err(why) = c.check() {
+        return say(why);
+    }
+    let fixed: Option<Vec<i64>> = x.dims.iter().skip(1).chain(w.dims).map(|d| d.as_fixed()).collect();
     let Some([channels, h, wd, of_weight, per_group, kh, kw]) = fixed.as_deref().and_then(|f| <[i64; 7]>::try_from(f).ok()) else {
-        return Err(say("image [n, in, h, w], with the batch alone of bounded length, and weight [in, out/groups, kh, kw] are needed"));
+        return say("only the batch may be of bounded length".into());
     };
-    if channels != of_weight || h == 0 || wd == 0 {
-        return Err(say("the image does not have the channels of the weight, or no pixel"));
+    if channels != of_weight {
+        return say(format!("the image has {channels} channels, the weight is for {of_weight}"));
+    }
+    if channels % i64::try_from(c.groups).unwrap_or(i64::MAX) != 0 {
+        return say(format!("{channels} channels do not divide into {} groups", c.groups));
+    }
+    if h == 0 || wd == 0 || kh == 0 || kw == 0 {
+        return say("image and weight need a pixel".into());
     }
     let int = |n: usize| i64::try_from(n).ok();
     let axis = |n: i64, k: i64, i: usize| {
         let span = int(c.dilation[i])?.checked_mul(k.checked_sub(1)?)?.checked_add(1)?;
         let reach = (n - 1).checked_mul(int(c.stride[i])?)?.checked_add(span)?;
-        reach.checked_sub(int(c.pad[i])?.checked_mul(2)?).filter(|&n| n > 0)
+        reach.checked_sub(int(c.pad[i])?.checked_mul(2)?)
     };
     let lengths = int(c.groups).and_then(|g| per_group.checked_mul(g)).zip(axis(h, kh, 0)).zip(axis(wd, kw, 1));
-    let ((out, oh), ow) = lengths.ok_or_else(|| say("nothing is left of the image, or it is too large"))?;
-    Ok(Dims::from_slice(&[x[0], Size::fixed(out), Size::fixed(oh), Size::fixed(ow)]))
+    let Some(((out, oh), ow)) = lengths else { return say("the result is too large".into()) };
+    if oh <= 0 || ow <= 0 {
+        return say(format!("padding {}×{} leaves nothing of the result, which has {oh}×{ow} pixels with it", c.pad[0], c.pad[1]));
+    }
+    Ok((DType::F32, Dims::from_slice(&[x.dims[0], Size::fixed(out), Size::fixed(oh), Size::fixed(ow)])))
 }
 
 fn emit_like(g: &mut dyn Emit, op: Op, inputs: &[NodeId], like: NodeId) -> NodeId {

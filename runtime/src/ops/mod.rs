@@ -31,6 +31,15 @@ pub use rules::{Given, Gradients, Rule, gradient, infer};
 /// Axis numbers, or one small number per axis.
 pub type Axes = SmallVec<[usize; 6]>;
 
+/// What is checked where the elements of a tensor must lie in a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checked {
+    /// Indices.
+    Index,
+    /// Whether elements of another tensor are finite: 0 if one is, 1 if it is NaN, 2 if it is infinite.
+    Finite,
+}
+
 /// The operation of a node. A node makes exactly one value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
@@ -110,6 +119,8 @@ pub enum Op {
     CheckIndex {
         /// One more than the largest index.
         limit: Size,
+        /// What the operand says.
+        of: Checked,
     },
     /// Makes the operand (i32, of shape `[]`) the length that a symbol names, for the rest of the run; fails the run if that is
     /// negative or above the symbol's bound. Its value is never read.

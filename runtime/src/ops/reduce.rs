@@ -18,7 +18,8 @@ pub(super) fn infer(op: ReduceOp, axes: &Axes, given: Given<'_>) -> Rule {
     let mut dims = Dims::from_slice(given.dims);
     for &axis in axes {
         let rank = dims.len();
-        *dims.get_mut(axis).ok_or_else(|| format!("{name}: axis {axis} of a tensor with {rank} axes"))? = Size::ONE;
+        *dims.get_mut(axis).ok_or_else(|| format!("{name}: axis {axis} of a tensor with {}", crate::words::count(rank, "axis")))? =
+            Size::ONE;
     }
     let dtype = if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { DType::I32 } else { given.dtype.lane().stored() };
     Ok((dtype, dims))

@@ -21,6 +21,9 @@ impl<O: Optimizer> Optimizer for Named<O> {
         if self.name.is_empty() {
             return Err("an optimizer's name is not empty".into());
         }
+        if self.name.contains(char::is_control) {
+            return Err(format!("the optimizer's name is {:?}; a name has no line breaks and no other control characters", self.name));
+        }
         self.inner.check()
     }
 

@@ -4,8 +4,7 @@
 //! budget a search decides that, by running kernels again, and two names of one value stand in its way: it would keep
 //! both, or make both. So the second name goes, and whoever used it reads the first. Every bit stays as it was.
 
-use std::collections::{HashMap, HashSet};
-
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::lower::{Arg, Task};
@@ -18,17 +17,18 @@ use crate::ops::{NodeId, Op};
 /// forward, if it can do without. What is inside of a checkpointed segment is made again all the same.
 pub(crate) fn alias(graph: &Graph, target: &Target, tasks: &[Task]) -> Vec<Task> {
     let written = |task: &Task| task.spec.stores.iter().map(|s| argument(task, s.operand)).collect::<Vec<_>>();
-    let mut writers: HashMap<Arg, u32> = HashMap::new();
+    let mut writers: FxHashMap<Arg, u32> = FxHashMap::default();
     tasks.iter().flat_map(written).for_each(|arg| *writers.entry(arg).or_default() += 1);
     let once = |node: &NodeId| writers.get(&Arg::Buffer(*node)) == Some(&1);
     let mut first = first_of_same(graph);
+    let pinned = graph.pinned();
     first.retain(|again, first| {
         let of = |id| graph.origin(id);
         let names = of(*again).phase == Phase::Again && of(*again).segment == 0 && of(*first).phase == Phase::Forward;
-        names && once(again) && once(first) && !graph.is_pinned(*again)
+        names && once(again) && once(first) && !pinned[again.at()]
     });
     // A task that cannot do without a store keeps it.
-    let second = |first: &HashMap<NodeId, NodeId>, arg: Arg| matches!(arg, Arg::Buffer(node) if first.contains_key(&node));
+    let second = |first: &FxHashMap<NodeId, NodeId>, arg: Arg| matches!(arg, Arg::Buffer(node) if first.contains_key(&node));
     let mut fewer: Vec<Option<Task>> = Vec::with_capacity(tasks.len());
     for task in tasks {
         let others: Vec<_> = task.spec.stores.iter().copied().filter(|s| !second(&first, argument(task, s.operand))).collect();
@@ -52,10 +52,10 @@ pub(crate) fn alias(graph: &Graph, target: &Target, tasks: &[Task]) -> Vec<Task>
 }
 
 /// The task with the second names of values replaced by the first.
-fn renamed(mut task: Task, first: &HashMap<NodeId, NodeId>) -> Task {
+fn renamed(mut task: Task, first: &FxHashMap<NodeId, NodeId>) -> Task {
     let name = |node: NodeId| first.get(&node).copied().unwrap_or(node);
-    let before: HashSet<Arg> = task.args.iter().copied().collect();
-    let mut doubled: HashSet<NodeId> = HashSet::new();
+    let before: FxHashSet<Arg> = task.args.iter().copied().collect();
+    let mut doubled: FxHashSet<NodeId> = FxHashSet::default();
     for arg in &mut task.args {
         if let Arg::Buffer(node) = arg
             && name(*node) != *node
@@ -70,9 +70,9 @@ fn renamed(mut task: Task, first: &HashMap<NodeId, NodeId>) -> Task {
 }
 
 /// For each node that computes what one before it does, that one.
-fn first_of_same(graph: &Graph) -> HashMap<NodeId, NodeId> {
-    let mut first: HashMap<NodeId, NodeId> = HashMap::new();
-    let mut known: HashMap<SmallVec<[NodeId; 3]>, Vec<NodeId>> = HashMap::new();
+fn first_of_same(graph: &Graph) -> FxHashMap<NodeId, NodeId> {
+    let mut first: FxHashMap<NodeId, NodeId> = FxHashMap::default();
+    let mut known: FxHashMap<SmallVec<[NodeId; 3]>, Vec<NodeId>> = FxHashMap::default();
     for id in graph.ids() {
         let node = graph.node(id);
         if matches!(node.op, Op::Assign(_) | Op::Bind { .. }) || node.op.is_check() {

@@ -13,19 +13,19 @@ mod clusters;
 mod inline;
 mod merge;
 
-use std::collections::HashSet;
-
+use rustc_hash::FxHashMap;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::{MAX_ARGUMENTS, PoolKind};
 use smallvec::SmallVec;
 
-use super::layout::{AxisMap, is_computed, trace_axes};
+use super::layout::{AxisMap, Containers, Views, is_computed};
+use super::sequence::Sequence;
 use super::stages::{Stage, stages};
 use crate::graph::{Graph, Node};
 use crate::ops::{NodeId, Op};
-pub(super) use clusters::Edge;
 use clusters::Place;
 pub use clusters::{Cluster, Clusters};
+pub(super) use clusters::{Edge, Links};
 pub(super) use inline::wide;
 use inline::{inline_nodes, recomputed};
 
@@ -77,8 +77,24 @@ pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
     if options.recompute {
         recomputed(graph, &edges, &users, &mut inline);
     }
-    let (stages, places) = (stages(graph), vec![None; graph.nodes.len()]);
-    let mut builder = Builder { graph, options, users, edges, inline, stages, list: Vec::new(), places };
+    let count = graph.nodes.len();
+    let mut is_output = vec![false; count];
+    graph.outputs.iter().for_each(|id| is_output[id.at()] = true);
+    let mut builder = Builder {
+        graph,
+        options,
+        users,
+        edges,
+        inline,
+        is_output,
+        containers: Containers::of_all(graph),
+        stages: stages(graph),
+        list: Vec::new(),
+        places: vec![None; count],
+        order: Sequence::of(0..count as u32),
+        seats: Vec::new(),
+        marks: Marks::new(count),
+    };
     for id in graph.ids().rev() {
         let op = &graph.node(id).op;
         if (is_computed(op) && !builder.inline[id.at()]) || op.is_check() {
@@ -92,8 +108,9 @@ pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
 
 /// What each node takes, views skipped; views take nothing.
 pub(super) fn edges(graph: &Graph) -> Vec<SmallVec<[Edge; 3]>> {
+    let views = Views::of(graph);
     let seen = |&i: &NodeId| {
-        let (source, axes) = trace_axes(graph, i);
+        let (source, axes) = views.axes(graph, i);
         Edge { source, axes }
     };
     let of = |node: &Node| if node.op.is_view() { SmallVec::new() } else { node.inputs.iter().map(seen).collect() };
@@ -136,9 +153,37 @@ struct Builder<'a> {
     users: Vec<Users>,
     edges: Vec<SmallVec<[Edge; 3]>>,
     inline: Vec<bool>,
+    is_output: Vec<bool>,
+    containers: Containers,
     stages: Vec<Stage>,
     list: Vec<Cluster>,
     places: Vec<Option<Place>>,
+    /// An order of the kernels, and of nodes in none, in which what is needed comes first.
+    order: Sequence,
+    /// The member of each kernel whose place in the order it has.
+    seats: Vec<u32>,
+    marks: Marks,
+}
+
+/// Marks on nodes that are taken off all at once.
+struct Marks {
+    set: Vec<[u32; 2]>,
+    now: u32,
+}
+
+impl Marks {
+    fn new(count: usize) -> Self {
+        Marks { set: vec![[0; 2]; count], now: 0 }
+    }
+
+    fn clear(&mut self) {
+        self.now += 1;
+    }
+
+    /// Sets one of a node's two marks; whether it was not there.
+    fn set(&mut self, id: NodeId, which: bool) -> bool {
+        std::mem::replace(&mut self.set[id.at()][usize::from(which)], self.now) != self.now
+    }
 }
 
 impl Builder<'_> {
@@ -181,21 +226,28 @@ impl Builder<'_> {
         if let [(only, axes)] = &uses[..] {
             return Some((*only, axes.clone()?));
         }
-        let before_all = |at: usize| uses.iter().all(|(other, _)| *other == at || !self.reaches(*other, at));
-        let points = |at: usize| self.list[at].space.iter().fold(1i64, |n, d| n.saturating_mul(d.at(&self.graph.symbols.bounds())));
-        let candidates = uses.iter().filter(|(at, axes)| self.options.stored && axes.is_some() && before_all(*at));
-        let (at, axes) = candidates.max_by_key(|(at, _)| points(*at))?;
-        Some((*at, axes.clone()?))
+        if !self.options.stored {
+            return None;
+        }
+        let bounds = self.graph.symbols.bounds();
+        let points = |at: usize| self.list[at].space.iter().fold(1i64, |n, d| n.saturating_mul(d.at(&bounds)));
+        // The largest comes first, of equal ones the last.
+        let mut candidates: SmallVec<[(i64, usize); 4]> =
+            (0..uses.len()).filter(|&k| uses[k].1.is_some()).map(|k| (points(uses[k].0), k)).collect();
+        candidates.sort_unstable_by(|a, b| b.cmp(a));
+        let first = candidates.into_iter().map(|(_, k)| k).find(|&k| self.before_all(uses[k].0, &uses))?;
+        let (at, axes) = uses.swap_remove(first);
+        Some((at, axes?))
+    }
+
+    /// Whether no other use of a value comes before this one.
+    fn before_all(&mut self, at: usize, uses: &Uses) -> bool {
+        uses.iter().all(|&(other, _)| other == at || !self.reaches(other, at))
     }
 
     /// The kernels that use a node, with the axes it has there; none where it is needed in memory.
     fn uses(&self, id: NodeId) -> Option<Uses> {
         let mut uses = Uses::new();
-        let mut add = |cluster: usize, axes: Option<AxisMap>| match uses.iter_mut().find(|(c, _)| *c == cluster) {
-            Some((_, known)) if *known != axes => *known = None,
-            Some(_) => {}
-            None => uses.push((cluster, axes)),
-        };
         for &(user, operand) in &self.users[id.at()] {
             let through = &self.edges[user.at()][operand].axes;
             let seen = |axes: &AxisMap| -> Option<AxisMap> {
@@ -204,7 +256,7 @@ impl Builder<'_> {
             match &self.graph.node(user).op {
                 Op::Assign(_) => {}
                 _ if self.inline[user.at()] => {
-                    self.uses(user)?.into_iter().for_each(|(cluster, axes)| add(cluster, axes.as_ref().and_then(seen)));
+                    uses.extend(self.uses(user)?.into_iter().map(|(cluster, axes)| (cluster, axes.as_ref().and_then(seen))));
                 }
                 op => {
                     let place = self.places[user.at()].as_ref()?;
@@ -213,24 +265,33 @@ impl Builder<'_> {
                         op if op.is_pointwise() => Some(&place.axes),
                         _ => None,
                     };
-                    add(place.cluster, axes.and_then(seen));
+                    uses.push((place.cluster, axes.and_then(seen)));
                 }
             }
         }
-        uses.sort_unstable_by_key(|(cluster, _)| *cluster);
+        uses.sort_by_key(|(cluster, _)| *cluster);
+        // A kernel that sees the node along different axes cannot have it.
+        uses.dedup_by(|(c, axes), (cluster, known)| {
+            let same = c == cluster;
+            if same && known != axes {
+                *known = None;
+            }
+            same
+        });
         Some(uses)
     }
 
     /// Adds the node to a kernel if the kernel's form allows it.
     fn join(&mut self, id: NodeId, cluster: usize, axes: AxisMap) -> bool {
         let c = &self.list[cluster];
-        if !self.belong_together(&[id], &c.members)
+        if c.members.len() >= MEMBERS_MAX
+            || !self.belong_together(&[id], &c.members)
             || self.shares_container(&[id], &c.members)
-            || c.members.len() >= MEMBERS_MAX
             || self.operands_with(cluster, id) > OPERANDS_MAX
         {
             return false;
         }
+        let c = &self.list[cluster];
         match &self.graph.node(id).op {
             Op::Reduce(..) => self.join_reduction(id, cluster, axes),
             op if op.is_pointwise() || matches!(op, Op::Uniform { .. }) => {
@@ -292,7 +353,7 @@ impl Builder<'_> {
 
     /// Whether a node that is flat along trailing axes of a kernel over points comes, pointwise, from a reduction along them
     /// that could join that kernel: the mean behind a sum. If the reduction stays out in the end, [`Builder::part_rows`] undoes it.
-    fn makes_rows(&self, id: NodeId, cluster: usize, axes: &AxisMap) -> bool {
+    fn makes_rows(&mut self, id: NodeId, cluster: usize, axes: &AxisMap) -> bool {
         let c = &self.list[cluster];
         let kept: SmallVec<[usize; 6]> = axes.iter().flatten().map(|a| usize::from(*a)).collect();
         let leading = kept.iter().copied().eq(0..kept.len());
@@ -320,7 +381,7 @@ impl Builder<'_> {
 
     /// Whether a reduction may join work over the points it folds: always if none of that work needs it; else rows must be short
     /// and contiguous in the way the tensor is written, for they are passed over again.
-    fn rows_allowed(&self, id: NodeId, cluster: usize, folds: &[usize]) -> bool {
+    fn rows_allowed(&mut self, id: NodeId, cluster: usize, folds: &[usize]) -> bool {
         if !self.points_follow(id, cluster) {
             return true;
         }
@@ -332,9 +393,10 @@ impl Builder<'_> {
     }
 
     /// Whether work over the points of a kernel depends on a node.
-    fn points_follow(&self, id: NodeId, cluster: usize) -> bool {
+    fn points_follow(&mut self, id: NodeId, cluster: usize) -> bool {
         let mut stack: Vec<NodeId> = vec![id];
-        let mut seen = HashSet::from([id]);
+        self.marks.clear();
+        self.marks.set(id, false);
         while let Some(at) = stack.pop() {
             for &(user, _) in &self.users[at.at()] {
                 let inside = self.places[user.at()].as_ref().filter(|p| p.cluster == cluster);
@@ -342,7 +404,7 @@ impl Builder<'_> {
                 if inside.is_some_and(|place| !folds && covers(&self.list[cluster], &place.axes, |_| true)) {
                     return true;
                 }
-                if (inside.is_some() || self.inline[user.at()]) && seen.insert(user) {
+                if (inside.is_some() || self.inline[user.at()]) && self.marks.set(user, false) {
                     stack.push(user);
                 }
             }
@@ -383,6 +445,7 @@ impl Builder<'_> {
     }
 
     fn put(&mut self, id: NodeId, cluster: usize, axes: AxisMap, operand_axes: Option<AxisMap>) {
+        self.join_in_order(id.0, cluster);
         self.list[cluster].members.push(id);
         self.places[id.at()] = Some(Place { cluster, axes, operand_axes });
     }
@@ -416,11 +479,18 @@ impl Builder<'_> {
             axes.extend((0..node.dims.len()).map(|i| (!node.dims[i].is(1)).then_some(i as u8)));
         }
         self.list.push(cluster);
+        self.seats.push(id.0);
         self.put(id, self.list.len() - 1, axes, operand_axes);
     }
 
     /// A max pooling and the positions of its maxima read the same windows: one kernel writes both.
     fn pair_positions(&mut self) {
+        let mut largest: FxHashMap<NodeId, Vec<NodeId>> = FxHashMap::default();
+        for id in self.graph.ids().filter(|id| self.places[id.at()].is_some()) {
+            if let Op::Pool2d(PoolKind::Max, _) = self.graph.node(id).op {
+                largest.entry(self.graph.node(id).inputs[0]).or_default().push(id);
+            }
+        }
         for id in self.graph.ids() {
             let Op::Pool2d(PoolKind::ArgMax, window) = self.graph.node(id).op else { continue };
             let Some(place) = self.places[id.at()].clone() else { continue };
@@ -428,12 +498,8 @@ impl Builder<'_> {
             if self.users[id.at()].iter().any(|(user, _)| matches!(self.graph.node(*user).op, Op::Assign(_))) {
                 continue;
             }
-            let twin = self.graph.ids().find(|&t| {
-                let node = self.graph.node(t);
-                matches!(node.op, Op::Pool2d(PoolKind::Max, w) if w == window)
-                    && node.inputs == self.graph.node(id).inputs
-                    && self.places[t.at()].is_some()
-            });
+            let of_same = largest.get(&self.graph.node(id).inputs[0]).into_iter().flatten().copied();
+            let twin = of_same.into_iter().find(|t| self.graph.node(*t).op == Op::Pool2d(PoolKind::Max, window));
             let Some(twin) = twin else { continue };
             let into = self.places[twin.at()].as_ref().expect("just found").cluster;
             if self.list[place.cluster].members.len() > 1
@@ -474,16 +540,16 @@ impl Builder<'_> {
     }
 
     fn finish(self) -> Clusters {
-        let Builder { graph, users, edges, inline, mut list, places, .. } = self;
+        let Builder { graph, users, edges, inline, is_output, mut list, places, order, .. } = self;
         list.iter_mut().for_each(|cluster| cluster.members.sort_unstable());
         let mut stored = vec![false; graph.nodes.len()];
         for id in graph.ids() {
             let Some(place) = &places[id.at()] else { continue };
             let elsewhere = |&(user, _): &(NodeId, usize)| places[user.at()].as_ref().is_none_or(|p| p.cluster != place.cluster);
             let plain = |u: &(NodeId, usize)| !matches!(graph.node(u.0).op, Op::Assign(_));
-            stored[id.at()] = graph.outputs.contains(&id) || users[id.at()].iter().filter(|u| plain(u)).any(elsewhere);
+            stored[id.at()] = is_output[id.at()] || users[id.at()].iter().filter(|u| plain(u)).any(elsewhere);
         }
-        Clusters { graph: graph.clone(), list, places, edges, inline, stored }.in_order()
+        Clusters { graph: graph.clone(), list, places, edges, inline, stored, searched: order.steps }.in_order()
     }
 }
 

@@ -1,11 +1,11 @@
 //! Where values lie: views resolved to the buffer they look at, and copies inserted where no view can do.
 
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::size::Size;
+use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
-use crate::graph::Graph;
+use crate::graph::{Graph, Node};
 use crate::ops::{Emit, NodeId, Op};
 
 /// How a value is found in the buffer of another node: element `offset + Σ coordinateᵢ · stridesᵢ`.
@@ -33,16 +33,123 @@ pub(super) fn contiguous(dims: &[Size]) -> Option<Dims> {
     Some(strides)
 }
 
-/// Follows views down to the buffer; `None` if a reshape on the way has no strides.
-pub(super) fn view(graph: &Graph, id: NodeId) -> Option<View> {
-    let node = graph.node(id);
-    if !node.op.is_view() {
-        let strides = if let Op::Index(strides) = &node.op { strides.clone() } else { contiguous(&node.dims)? };
-        return Some(View { base: id, offset: Size::ZERO, strides });
+/// What views look at, each found from that of the view below it.
+#[derive(Default)]
+pub(super) struct Views {
+    /// For each node the place in `seen`, if it is a view.
+    at: Vec<u32>,
+    seen: Vec<Seen>,
+}
+
+struct Seen {
+    /// The node below all views.
+    source: NodeId,
+    /// For each axis of that, the axis of the view along it; `None` if a view on the way does more than rename, repeat or insert axes.
+    axes: Option<AxisMap>,
+    /// Where it lies; `None` if a reshape on the way has no strides.
+    view: Option<View>,
+}
+
+impl Views {
+    /// Of all views of a graph.
+    pub fn of(graph: &Graph) -> Self {
+        let mut views = Views::default();
+        views.extend(graph);
+        views
     }
-    let input = node.inputs[0];
-    let from = &graph.node(input).dims;
-    let mut v = view(graph, input)?;
+
+    /// Of those too that the graph has got since.
+    fn extend(&mut self, graph: &Graph) {
+        for node in &graph.nodes[self.at.len()..] {
+            self.at.push(self.seen.len() as u32);
+            if !node.op.is_view() {
+                continue;
+            }
+            let input = node.inputs[0];
+            let from = &graph.node(input).dims;
+            let (source, below) = self.axes(graph, input);
+            let axes = below.and_then(|below| {
+                let through = along(node, from)?;
+                Some(below.iter().map(|a| a.and_then(|a| through[usize::from(a)])).collect())
+            });
+            let view = self.view(graph, input).and_then(|v| through(graph, node, from, v));
+            self.seen.push(Seen { source, axes, view });
+        }
+    }
+
+    /// The buffer that a value lies in, and how; `None` if a reshape on the way has no strides.
+    pub fn view(&self, graph: &Graph, id: NodeId) -> Option<View> {
+        let node = graph.node(id);
+        if node.op.is_view() {
+            return self.seen[self.at[id.at()] as usize].view.clone();
+        }
+        let strides = if let Op::Index(strides) = &node.op { strides.clone() } else { contiguous(&node.dims)? };
+        Some(View { base: id, offset: Size::ZERO, strides })
+    }
+
+    /// The node below views that only rename, repeat or insert axes and, for each of its axes, the axis of `id` along it. `None`
+    /// for the map if a view on the way does more than that.
+    pub fn axes(&self, graph: &Graph, id: NodeId) -> (NodeId, Option<AxisMap>) {
+        let node = graph.node(id);
+        if node.op.is_view() {
+            let Seen { source, axes, .. } = &self.seen[self.at[id.at()] as usize];
+            return (*source, axes.clone());
+        }
+        (id, Some((0..node.dims.len()).map(|i| (!node.dims[i].is(1)).then_some(i as u8)).collect()))
+    }
+}
+
+/// For each value the concatenation or padding that it is a part of. Such a value has no other use: [`legalise`] sees to that.
+pub(super) struct Containers(Vec<Option<(NodeId, Size)>>);
+
+impl Containers {
+    /// Of every value of a graph.
+    pub fn of_all(graph: &Graph) -> Self {
+        let mut found: Vec<Option<(NodeId, Size)>> = vec![None; graph.nodes.len()];
+        for id in graph.ids() {
+            let node = graph.node(id);
+            let Op::Concat { axis } = node.op else {
+                if let Op::Pad { .. } = node.op {
+                    found[node.inputs[0].at()].get_or_insert((id, Size::ZERO));
+                }
+                continue;
+            };
+            let mut start = Some(Size::ZERO);
+            for part in &node.inputs {
+                // Its length has a form, so that all starts have one.
+                let Some(at) = start else { break };
+                found[part.at()].get_or_insert((id, at));
+                start = at.checked_add(graph.node(*part).dims[axis]);
+            }
+        }
+        Containers(found)
+    }
+
+    /// The concatenation or padding.
+    pub fn of(&self, id: NodeId) -> Option<NodeId> {
+        self.0[id.at()].map(|(container, _)| container)
+    }
+
+    /// The concatenation or padding with the start and the step of the part along each axis.
+    pub fn place(&self, graph: &Graph, id: NodeId) -> Option<(NodeId, Dims, SmallVec<[u32; 6]>)> {
+        let (container, at) = self.0[id.at()]?;
+        let node = graph.node(container);
+        let rank = node.dims.len();
+        Some(match &node.op {
+            Op::Pad { start, step, .. } => (container, start.clone(), step.clone()),
+            op => {
+                let mut start: Dims = SmallVec::from_elem(Size::ZERO, rank);
+                if let Op::Concat { axis } = op {
+                    start[*axis] = at;
+                }
+                (container, start, SmallVec::from_elem(1, rank))
+            }
+        })
+    }
+}
+
+/// How a view of a value that is found like this is found.
+fn through(graph: &Graph, node: &Node, from: &Dims, mut v: View) -> Option<View> {
     match &node.op {
         Op::Permute(axes) => v.strides = axes.iter().map(|&a| v.strides[a]).collect(),
         Op::Expand => {
@@ -63,10 +170,35 @@ pub(super) fn view(graph: &Graph, id: NodeId) -> Option<View> {
     Some(v)
 }
 
+/// For each axis of what a view looks at, the axis of the view along it; `None` if the view does more than rename, repeat or insert axes.
+fn along(node: &Node, from: &Dims) -> Option<AxisMap> {
+    let mut map: AxisMap = SmallVec::from_elem(None, from.len());
+    match &node.op {
+        Op::Permute(axes) => axes.iter().enumerate().filter(|(i, _)| !node.dims[*i].is(1)).for_each(|(i, &a)| map[a] = Some(i as u8)),
+        Op::Expand => (0..from.len()).filter(|&i| !from[i].is(1)).for_each(|i| map[i] = Some(i as u8)),
+        Op::Reshape => {
+            let wide = |dims: &Dims| (0..dims.len()).filter(|&i| !dims[i].is(1)).collect::<SmallVec<[usize; 6]>>();
+            let (old, new) = (wide(from), wide(&node.dims));
+            let same = old.len() == new.len() && old.iter().zip(&new).all(|(&a, &b)| from[a] == node.dims[b]);
+            if !same {
+                return None;
+            }
+            old.iter().zip(&new).for_each(|(&a, &b)| map[a] = Some(b as u8));
+        }
+        _ => return None,
+    }
+    Some(map)
+}
+
 /// The strides that walk a strided buffer under another shape of as many elements, if there are any: groups of axes with
 /// equal products must be contiguous within themselves.
 fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Option<Dims> {
-    let bounds = graph.symbols.bounds();
+    // Nothing is walked where there are no elements. (A stride of 0 would say that the axis is not walked along.)
+    if from.iter().chain(to).any(|d| d.is(0)) {
+        return Some(contiguous(to).unwrap_or_else(|| SmallVec::from_elem(Size::ONE, to.len())));
+    }
+    // Lengths at which a product is larger than its factors.
+    let lengths = Env(graph.symbols.bounds().0.map(|n| n.max(2)));
     let mut result: Dims = SmallVec::from_elem(Size::ZERO, to.len());
     let old: SmallVec<[usize; 6]> = (0..from.len()).filter(|&i| !from[i].is(1)).collect();
     let new: SmallVec<[usize; 6]> = (0..to.len()).filter(|&i| !to[i].is(1)).collect();
@@ -76,7 +208,7 @@ fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Opt
         let (mut a, mut b) = (from[old[i]], to[new[j]]);
         (i, j) = (i + 1, j + 1);
         while a != b {
-            if a.at(&bounds) <= b.at(&bounds) && i < old.len() {
+            if a.at(&lengths) <= b.at(&lengths) && i < old.len() {
                 // Neighbouring old axes merge only if they are contiguous with each other.
                 let (outer, inner) = (old[i - 1], old[i]);
                 if strides[outer] != strides[inner].checked_mul(from[inner])? {
@@ -98,46 +230,8 @@ fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Opt
         }
         debug_assert!(first_old < i);
     }
-    // What is left has length 1 on both sides, or the tensor is empty.
+    // What is left has length 1 on both sides.
     (i == old.len() && j == new.len()).then_some(result)
-}
-
-/// Walks up through views that only rename, repeat or insert axes. Returns the node below and, for each of its axes, the
-/// axis of `id` along it. `None` for the map if a view on the way does more than that.
-pub(super) fn trace_axes(graph: &Graph, id: NodeId) -> (NodeId, Option<AxisMap>) {
-    let dims = &graph.node(id).dims;
-    let mut map: Option<AxisMap> = Some((0..dims.len()).map(|i| (!dims[i].is(1)).then_some(i as u8)).collect());
-    let mut at = id;
-    while graph.node(at).op.is_view() {
-        let node = graph.node(at);
-        let input = node.inputs[0];
-        let from = &graph.node(input).dims;
-        map = map.and_then(|map| match &node.op {
-            Op::Permute(axes) => {
-                let mut below: AxisMap = SmallVec::from_elem(None, from.len());
-                for (i, &a) in axes.iter().enumerate() {
-                    below[a] = map[i];
-                }
-                Some(below)
-            }
-            Op::Expand => Some(map.iter().zip(from).map(|(&m, d)| if d.is(1) { None } else { m }).collect()),
-            Op::Reshape => {
-                let wide = |dims: &Dims| (0..dims.len()).filter(|&i| !dims[i].is(1)).collect::<SmallVec<[usize; 6]>>();
-                let (old, new) = (wide(from), wide(&node.dims));
-                let same = old.len() == new.len() && old.iter().zip(&new).all(|(&a, &b)| from[a] == node.dims[b]);
-                same.then(|| {
-                    let mut below: AxisMap = SmallVec::from_elem(None, from.len());
-                    for (&a, &b) in old.iter().zip(&new) {
-                        below[a] = map[b];
-                    }
-                    below
-                })
-            }
-            _ => None,
-        });
-        at = input;
-    }
-    (at, map)
 }
 
 /// Inserts copies where later stages need a value in a buffer of its own: reshapes that no strides can express, parts of a
@@ -151,6 +245,7 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
         is_output[output.at()] = true;
     }
     let mut out = Graph { nodes: Vec::with_capacity(graph.nodes.len()), ..graph.clone() };
+    let mut views = Views::default();
     let mut map: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
     for id in graph.ids() {
         let node = graph.node(id);
@@ -166,13 +261,15 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
                 // The value must not be changed under the feet of others by being written into a variable.
                 Op::Assign(_) => !is_computed(&graph.node(source).op) || graph.node(source).op.stands_alone(),
                 Op::Reshape => {
-                    view(&out, *input).is_none_or(|v| reshape_strides(&out, &graph.node(source).dims, &v.strides, &node.dims).is_none())
+                    views.extend(&out);
+                    let strides = |v: View| reshape_strides(&out, &graph.node(source).dims, &v.strides, &node.dims);
+                    views.view(&out, *input).and_then(strides).is_none()
                 }
                 _ => false,
             };
             let pointwise = needs_own || node.op.is_pointwise() || matches!(node.op, Op::Reduce(..) | Op::Uniform { .. });
             if !node.op.is_view() || needs_own {
-                *input = readable(&mut out, *input, pointwise);
+                *input = readable(&mut out, &mut views, *input, pointwise);
             }
             if needs_own {
                 *input = copy(&mut out, *input);
@@ -185,6 +282,9 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
         map.push(out.emit(node.op.clone(), &inputs, node.dtype, node.dims.clone()));
     }
     out.kept.iter_mut().for_each(|id| *id = map[id.at()]);
+    // A number or an index, as which a value may have turned out, has no buffer to be kept in; what is given is there anyway.
+    let nodes = &out.nodes;
+    out.kept.retain(|id| is_computed(&nodes[id.at()].op) || matches!(nodes[id.at()].op, Op::Concat { .. } | Op::Pad { .. }));
     let mut taken = vec![false; graph.nodes.len()];
     for (at, id) in graph.outputs.iter().enumerate() {
         let node = graph.node(*id);
@@ -196,7 +296,7 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
             value
         } else {
             out.current_origin = node.origin;
-            let value = readable(&mut out, value, true);
+            let value = readable(&mut out, &mut views, value, true);
             copy(&mut out, value)
         };
     }
@@ -205,8 +305,9 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
 
 /// A number or an index lies in no buffer: kernels make it themselves. Where a use cannot (operands of anchors, views that
 /// do more than rename and repeat), it gets one.
-fn readable(out: &mut Graph, id: NodeId, pointwise: bool) -> NodeId {
-    let (source, axes) = trace_axes(out, id);
+fn readable(out: &mut Graph, views: &mut Views, id: NodeId, pointwise: bool) -> NodeId {
+    views.extend(out);
+    let (source, axes) = views.axes(out, id);
     let made = matches!(out.node(source).op, Op::Const(_) | Op::Size(_) | Op::Index(_));
     if made && !(pointwise && axes.is_some()) { over_copy(out, id) } else { id }
 }

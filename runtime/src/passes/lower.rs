@@ -1,7 +1,6 @@
 //! Lowering: each kernel of the clusters as a [`Spec`] and a list of what its arguments are.
 
-use std::collections::HashMap;
-
+use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
@@ -12,7 +11,7 @@ use slabwise_kernels::spec::{
 use smallvec::SmallVec;
 
 use super::fuse::Clusters;
-use super::layout::{AxisMap, contiguous, view};
+use super::layout::{AxisMap, Containers, Views, contiguous};
 use super::stages::stages;
 use super::update::{Updates, place_updates};
 use crate::graph::Graph;
@@ -51,7 +50,12 @@ pub struct Task {
 /// graph leave no such kernel.
 pub fn lower(clusters: &Clusters) -> Result<Vec<Task>, String> {
     let graph = &clusters.graph;
-    let updates = place_updates(clusters);
+    let views = Views::of(graph);
+    let mut updates = place_updates(clusters, &views);
+    let deferred = std::mem::take(&mut updates.deferred);
+    let mut copied = vec![false; graph.nodes.len()];
+    deferred.iter().for_each(|deferred| copied[deferred.value.at()] = true);
+    let around = Around { views, containers: Containers::of_all(graph), copied };
     // The canvas of a padding is filled before the part is placed on it.
     let canvases: Vec<(NodeId, Value)> =
         graph.ids().filter_map(|id| if let Op::Pad { value, .. } = graph.node(id).op { Some((id, value)) } else { None }).collect();
@@ -64,11 +68,11 @@ pub fn lower(clusters: &Clusters) -> Result<Vec<Task>, String> {
         tasks.push(task);
     }
     for at in 0..clusters.list.len() {
-        let mut task = Lowering::new(clusters, at).run(&updates).ok_or_else(|| format!("{} has no strides", clusters.name(at)))?;
+        let mut task = Lowering::new(clusters, &around, at).run(&updates).ok_or_else(|| format!("{} has no strides", clusters.name(at)))?;
         task.after.extend(updates.after[at].iter().map(|a| a + first));
         tasks.push(task);
     }
-    for deferred in &updates.deferred {
+    for deferred in &deferred {
         let after = deferred.after.iter().map(|a| a + first).collect();
         tasks.push(copy_to_variable(graph, deferred.value, deferred.variable, after).ok_or("a variable has no strides")?);
     }
@@ -125,9 +129,18 @@ fn spread(spec: &mut Spec) {
     }
 }
 
+/// What lowering knows of all nodes.
+struct Around {
+    views: Views,
+    containers: Containers,
+    /// Which values are copied into a variable by a task of their own.
+    copied: Vec<bool>,
+}
+
 /// The lowering of one kernel.
 struct Lowering<'a> {
     clusters: &'a Clusters,
+    around: &'a Around,
     graph: &'a Graph,
     cluster: usize,
     /// Axis of the space → axis of the spec: kept ones first, reduced ones last.
@@ -137,12 +150,14 @@ struct Lowering<'a> {
     args: Vec<Arg>,
     indices: Vec<Dims>,
     code: Vec<Inst>,
-    values: HashMap<NodeId, ValueId>,
-    made: HashMap<(NodeId, AxisMap), ValueId>,
+    values: FxHashMap<NodeId, ValueId>,
+    made: FxHashMap<(NodeId, AxisMap), ValueId>,
+    /// The loads there are, by operand.
+    loads: FxHashMap<u16, ValueId>,
 }
 
 impl<'a> Lowering<'a> {
-    fn new(clusters: &'a Clusters, cluster: usize) -> Self {
+    fn new(clusters: &'a Clusters, around: &'a Around, cluster: usize) -> Self {
         let c = &clusters.list[cluster];
         let mut order: SmallVec<[usize; 6]> = (0..c.space.len()).filter(|&s| !c.reduced[s]).collect();
         order.extend((0..c.space.len()).filter(|&s| c.reduced[s]));
@@ -153,6 +168,7 @@ impl<'a> Lowering<'a> {
         let dims = order.iter().map(|&s| c.space[s]).collect();
         Lowering {
             clusters,
+            around,
             graph: &clusters.graph,
             cluster,
             position,
@@ -161,8 +177,9 @@ impl<'a> Lowering<'a> {
             args: vec![],
             indices: vec![],
             code: vec![],
-            values: HashMap::new(),
-            made: HashMap::new(),
+            values: FxHashMap::default(),
+            made: FxHashMap::default(),
+            loads: FxHashMap::default(),
         }
     }
 
@@ -176,7 +193,7 @@ impl<'a> Lowering<'a> {
             let value = self.member(id)?;
             self.values.insert(id, value);
             let mut targets: SmallVec<[Arg; 2]> = SmallVec::new();
-            if self.clusters.stored[id.at()] || updates.deferred.iter().any(|d| d.value == id) {
+            if self.clusters.stored[id.at()] || self.around.copied[id.at()] {
                 targets.push(Arg::Buffer(id));
             }
             targets.extend(updates.direct.get(&id).into_iter().flatten().map(|&v| Arg::Variable(v)));
@@ -205,6 +222,16 @@ impl<'a> Lowering<'a> {
     fn push(&mut self, inst: Inst) -> ValueId {
         self.code.push(inst);
         (self.code.len() - 1) as ValueId
+    }
+
+    /// The value of an operand at the points of the kernel, loaded once.
+    fn load(&mut self, operand: u16) -> ValueId {
+        if let Some(&known) = self.loads.get(&operand) {
+            return known;
+        }
+        let value = self.push(Inst::Load(operand));
+        self.loads.insert(operand, value);
+        value
     }
 
     /// The number of an operand, which the kernel may have already.
@@ -289,7 +316,7 @@ impl<'a> Lowering<'a> {
             return self.values.get(&edge.source).copied();
         }
         let operand_node = self.graph.node(user).inputs[k];
-        let v = view(self.graph, operand_node)?;
+        let v = self.around.views.view(self.graph, operand_node)?;
         let mut strides: Dims = SmallVec::from_elem(Size::ZERO, self.dims.len());
         for (j, stride) in v.strides.iter().enumerate() {
             if let Some(s) = seen[j] {
@@ -298,8 +325,7 @@ impl<'a> Lowering<'a> {
         }
         let operand = Operand { dtype: self.graph.node(operand_node).dtype, offset: v.offset, strides };
         let at = self.operand(base(self.graph, v.base), operand);
-        let known = self.code.iter().position(|i| *i == Inst::Load(at));
-        Some(known.map_or_else(|| self.push(Inst::Load(at)), |at| at as ValueId))
+        Some(self.load(at))
     }
 
     /// A value that every kernel makes for itself; `axes` are the node's axes in the space.
@@ -376,7 +402,7 @@ impl<'a> Lowering<'a> {
         let node = self.graph.node(id);
         let place = self.clusters.places[id.at()].as_ref()?;
         let (mut arg, mut offset, mut own) = (arg, Size::ZERO, contiguous(&node.dims)?);
-        if let (Arg::Buffer(_), Some((container, start, step))) = (arg, self.container(id)) {
+        if let (Arg::Buffer(_), Some((container, start, step))) = (arg, self.around.containers.place(self.graph, id)) {
             let whole = contiguous(&self.graph.node(container).dims)?;
             for i in 0..own.len() {
                 offset = offset.checked_add(start[i].checked_mul(whole[i])?)?;
@@ -393,11 +419,6 @@ impl<'a> Lowering<'a> {
         Some((arg, Operand { dtype: node.dtype, offset, strides }))
     }
 
-    /// The concatenation or padding that a value is part of, and where in it.
-    fn container(&self, id: NodeId) -> Option<(NodeId, Dims, SmallVec<[u32; 6]>)> {
-        container_of(self.graph, id)
-    }
-
     /// The anchor and its arguments.
     fn body(&self) -> Option<(Body, Vec<Arg>)> {
         let c = &self.clusters.list[self.cluster];
@@ -405,7 +426,7 @@ impl<'a> Lowering<'a> {
         let node = self.graph.node(anchor);
         let operand = |k: usize| {
             let input = node.inputs[k];
-            let v = view(self.graph, input)?;
+            let v = self.around.views.view(self.graph, input)?;
             Some((Operand { dtype: self.graph.node(input).dtype, offset: v.offset, strides: v.strides }, base(self.graph, v.base)))
         };
         let dims_of = |k: usize| &self.graph.node(node.inputs[k]).dims;
@@ -458,7 +479,7 @@ impl<'a> Lowering<'a> {
                 args.push(from);
                 Body::ScatterAdd(ScatterAdd { axis: *axis, space: dims_of(0).clone(), value: first, index })
             }
-            Op::CheckIndex { limit } => Body::CheckIndex(CheckIndex { index: first, limit: *limit }),
+            Op::CheckIndex { limit, .. } => Body::CheckIndex(CheckIndex { index: first, limit: *limit }),
             Op::Bind { symbol } => {
                 let Extent::Found(most) = self.graph.symbols.extent(*symbol) else { return None };
                 Body::CheckIndex(CheckIndex { index: first, limit: most.checked_add(Size::ONE)? })
@@ -505,28 +526,6 @@ fn base(graph: &Graph, id: NodeId) -> Arg {
         Op::Variable(v) => Arg::Variable(v),
         _ => Arg::Buffer(id),
     }
-}
-
-/// The concatenation or padding whose part a value is, with the start and the step along each axis. Such a value has no
-/// other use: [`super::legalise`] saw to that.
-pub(super) fn container_of(graph: &Graph, id: NodeId) -> Option<(NodeId, Dims, SmallVec<[u32; 6]>)> {
-    let user = graph
-        .ids()
-        .skip(id.at() + 1)
-        .find(|&u| matches!(graph.node(u).op, Op::Concat { .. } | Op::Pad { .. }) && graph.node(u).inputs.contains(&id))?;
-    let node = graph.node(user);
-    let rank = node.dims.len();
-    Some(match &node.op {
-        Op::Concat { axis } => {
-            let mut start: Dims = SmallVec::from_elem(Size::ZERO, rank);
-            for &part in node.inputs.iter().take_while(|&&p| p != id) {
-                start[*axis] = start[*axis].checked_add(graph.node(part).dims[*axis])?;
-            }
-            (user, start, SmallVec::from_elem(1, rank))
-        }
-        Op::Pad { start, step, .. } => (user, start.clone(), step.clone()),
-        _ => return None,
-    })
 }
 
 /// Buffers that a kernel reads and writes at the same places, so that the written one may take the read one's bytes.

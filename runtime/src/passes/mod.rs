@@ -12,6 +12,7 @@ mod rejoin;
 mod remake;
 mod rerun;
 mod schedule;
+mod sequence;
 pub mod simplify;
 mod slices;
 mod stages;

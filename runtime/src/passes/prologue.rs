@@ -5,8 +5,9 @@
 //! epilogue. The image is then nowhere in memory, neither on the way forward nor for the gradient of the weight, and its bytes need
 //! not fit into a budget. It is made once for each kernel that takes it rather than once, so nothing is gained where there is room.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use slabwise_kernels::spec::{Access, Body, Conv2d, ConvKind, Dims, Inst, MAX_ARGUMENTS, Operand, Spec};
 
 use super::lower::{Arg, Task};
@@ -31,7 +32,7 @@ pub(crate) fn prologues(graph: &Graph, tasks: &[Task]) -> Option<Vec<Task>> {
     for (&maker, takers) in &makers {
         names[maker] = takers.iter().map(|&at| names[at][0]).collect();
     }
-    let made_by: HashMap<usize, usize> = makers.iter().flat_map(|(&maker, takers)| takers.iter().map(move |&at| (at, maker))).collect();
+    let made_by: FxHashMap<usize, usize> = makers.iter().flat_map(|(&maker, takers)| takers.iter().map(move |&at| (at, maker))).collect();
     let mut out: Vec<Task> = Vec::with_capacity(tasks.len() - makers.len());
     for (at, task) in tasks.iter().enumerate().filter(|(at, _)| !makers.contains_key(at)) {
         let mut new = made_by.get(&at).map_or_else(|| task.clone(), |&maker| with_prologue(task, &tasks[maker]));
@@ -52,8 +53,8 @@ pub(crate) fn count_prologues(tasks: &[Task]) -> usize {
 fn makers(graph: &Graph, tasks: &[Task]) -> BTreeMap<usize, Vec<usize>> {
     let kept = kept(graph);
     let mut made: BTreeMap<NodeId, usize> = BTreeMap::new();
-    let mut takers: HashMap<NodeId, Vec<usize>> = HashMap::new();
-    let mut others: HashSet<NodeId> = HashSet::new();
+    let mut takers: FxHashMap<NodeId, Vec<usize>> = FxHashMap::default();
+    let mut others: FxHashSet<NodeId> = FxHashSet::default();
     for (at, task) in tasks.iter().enumerate() {
         let own = image_of(task);
         for (k, (arg, (_, _, access))) in task.args.iter().zip(task.spec.arguments()).enumerate() {
@@ -67,6 +68,11 @@ fn makers(graph: &Graph, tasks: &[Task]) -> BTreeMap<usize, Vec<usize>> {
         }
     }
     let mut next = followers(tasks);
+    let mut waits: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
+    for (at, task) in tasks.iter().enumerate() {
+        task.after.iter().for_each(|&before| waits[before].push(at));
+    }
+    waits.iter_mut().for_each(Vec::dedup);
     let mut makers = BTreeMap::new();
     for (node, maker) in made {
         let Some(takers) = takers.remove(&node).filter(|_| !others.contains(&node)) else { continue };
@@ -76,7 +82,7 @@ fn makers(graph: &Graph, tasks: &[Task]) -> BTreeMap<usize, Vec<usize>> {
             continue;
         }
         // Who has to wait until the maker has read, a variable's update for one, has to wait for the takers then. None may need it first.
-        let waiting: Vec<usize> = (0..tasks.len()).filter(|&at| tasks[at].after.contains(&maker) && !takers.contains(&at)).collect();
+        let waiting: Vec<usize> = waits[maker].iter().copied().filter(|at| !takers.contains(at)).collect();
         if reaches(&next, &waiting, &takers) {
             continue;
         }
@@ -88,7 +94,7 @@ fn makers(graph: &Graph, tasks: &[Task]) -> BTreeMap<usize, Vec<usize>> {
 
 /// For each task those that come after it.
 fn followers(tasks: &[Task]) -> Vec<Vec<usize>> {
-    let mut writers: HashMap<NodeId, Vec<usize>> = HashMap::new();
+    let mut writers: FxHashMap<NodeId, Vec<usize>> = FxHashMap::default();
     let mut readers: Vec<(NodeId, usize)> = Vec::new();
     for (at, task) in tasks.iter().enumerate() {
         for (arg, (_, _, access)) in task.args.iter().zip(task.spec.arguments()) {

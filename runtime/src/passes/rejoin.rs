@@ -5,8 +5,7 @@
 //! makes both, and what lies between them is read from no memory, nor written where nobody else needs it. What another run makes
 //! that nobody reads is left out likewise.
 
-use std::collections::HashSet;
-
+use rustc_hash::FxHashSet;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::{Access, Body, Inst, MAX_ARGUMENTS, Spec, Store, ValueId};
 use slabwise_planner::{self as planner, BufferId, Dag, MayReuse, Plan, TaskId};
@@ -57,10 +56,12 @@ struct Joining<'a> {
     into: Vec<usize>,
     /// By buffer: its one writer. Of what several write, or none, nothing is known.
     writer: Vec<Option<usize>>,
+    /// By buffer: the tasks that read or write it.
+    users: Vec<Vec<u32>>,
     /// By step: the bytes of the slab in use.
     live: Vec<u64>,
-    again: HashSet<usize>,
-    changed: HashSet<usize>,
+    again: FxHashSet<usize>,
+    changed: FxHashSet<usize>,
     target: &'a Target,
 }
 
@@ -76,7 +77,9 @@ impl<'a> Joining<'a> {
         }
         dag.may_reuse.iter_mut().for_each(|pair| pair.task = step[pair.task.index()]);
         let (mut writer, mut written) = (vec![None; dag.buffers.len()], vec![0u32; dag.buffers.len()]);
+        let mut users = vec![Vec::new(); dag.buffers.len()];
         for (at, task) in dag.tasks.iter().enumerate() {
+            task.reads.iter().chain(&task.writes).for_each(|b| users[b.index()].push(at as u32));
             for b in &task.writes {
                 (writer[b.index()], written[b.index()]) = (Some(at), written[b.index()] + 1);
             }
@@ -90,9 +93,10 @@ impl<'a> Joining<'a> {
             dag,
             into: (0..plan.order.len()).collect(),
             writer,
+            users,
             live: planner::live_bytes(&old.dag, plan),
             again: again.iter().map(|task| step[task.index()].index()).collect(),
-            changed: HashSet::new(),
+            changed: FxHashSet::default(),
             target,
         }
     }
@@ -116,7 +120,7 @@ impl<'a> Joining<'a> {
         let mut touched: Vec<BufferId> = [&before.reads, &before.writes, &own.reads, &own.writes].into_iter().flatten().copied().collect();
         touched.sort_unstable();
         touched.dedup();
-        let nodes: HashSet<NodeId> = touched.iter().map(|b| self.old.nodes[b.index()]).collect();
+        let nodes: FxHashSet<NodeId> = touched.iter().map(|b| self.old.nodes[b.index()]).collect();
         if nodes.len() < touched.len() {
             return;
         }
@@ -135,6 +139,7 @@ impl<'a> Joining<'a> {
         one.writes.extend(writes);
         one.after.extend(after);
         one.name = name;
+        touched.iter().for_each(|b| self.users[b.index()].push(first as u32));
         self.tasks[first] = Some(made);
         self.tasks[task] = None;
         self.into.iter_mut().filter(|into| **into == task).for_each(|into| *into = first);
@@ -156,7 +161,8 @@ impl<'a> Joining<'a> {
         let bytes = |buffers: &mut dyn Iterator<Item = &BufferId>| buffers.map(|b| self.dag.buffers[b.index()].occupied()).sum::<u64>();
         let read = |b: &BufferId, task: usize| self.tasks[task].is_some() && self.dag.tasks[task].reads.contains(b);
         let alone = |b: &&BufferId| {
-            !self.dag.buffers[b.index()].live_out && read(b, second) && !(0..self.tasks.len()).any(|task| task != second && read(b, task))
+            let others = || self.users[b.index()].iter().any(|&task| task as usize != second && read(b, task as usize));
+            !self.dag.buffers[b.index()].live_out && read(b, second) && !others()
         };
         (bytes(&mut self.dag.tasks[second].writes.iter()), bytes(&mut self.dag.tasks[first].writes.iter().filter(alone)))
     }
@@ -164,11 +170,12 @@ impl<'a> Joining<'a> {
     /// Leaves out of a task what nobody reads.
     fn drop_unread(&mut self, at: usize) {
         let Some(task) = self.tasks[at].as_ref().filter(|task| task.spec.stores.len() > 1 && self.takes_steps(task)) else { return };
-        let read: HashSet<BufferId> = (0..self.tasks.len())
-            .filter(|&other| other != at && self.tasks[other].is_some())
-            .flat_map(|other| self.dag.tasks[other].reads.iter().chain(&self.dag.tasks[other].writes).copied())
-            .collect();
-        let unread = |b: &BufferId| !read.contains(b) && !self.dag.buffers[b.index()].live_out;
+        let touches = |task: usize, b: &BufferId| {
+            let planned = &self.dag.tasks[task];
+            task != at && self.tasks[task].is_some() && (planned.reads.contains(b) || planned.writes.contains(b))
+        };
+        let touched = |b: &BufferId| self.users[b.index()].iter().any(|&task| touches(task as usize, b));
+        let unread = |b: &BufferId| !touched(b) && !self.dag.buffers[b.index()].live_out;
         let gone: Vec<BufferId> = self.dag.tasks[at].writes.iter().copied().filter(unread).collect();
         let is_gone = |arg: Arg| matches!(arg, Arg::Buffer(node) if gone.iter().any(|b| self.old.nodes[b.index()] == node));
         let stores: Vec<Store> = task.spec.stores.iter().copied().filter(|s| !is_gone(argument(task, s.operand))).collect();
@@ -176,7 +183,7 @@ impl<'a> Joining<'a> {
             return;
         }
         let Some(fewer) = keep_stores(self.graph, self.target, task, &stores) else { return };
-        let still: HashSet<Arg> = fewer.args.iter().copied().collect();
+        let still: FxHashSet<Arg> = fewer.args.iter().copied().collect();
         let keeps = |b: &BufferId| still.contains(&Arg::Buffer(self.old.nodes[b.index()]));
         self.dag.tasks[at].reads.retain(keeps);
         self.dag.tasks[at].writes.retain(keeps);

@@ -13,8 +13,7 @@
 //! The pass copies such chains, in [`Phase::Again`], in front of their first use on the way back; fusion then makes them part of
 //! a kernel that reads the same tensors, where there is one.
 
-use std::collections::{HashMap, HashSet};
-
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::fuse::{Edge, Users, edges, users, wide};
@@ -40,7 +39,9 @@ pub fn remake(graph: &Graph, smallest: Option<i64>) -> Graph {
     }
     let out = Graph { nodes: Vec::with_capacity(graph.nodes.len()), ..graph.clone() };
     let map = Vec::with_capacity(graph.nodes.len());
-    let mut copier = Copier { choice: &choice, inside, again, out, map, back: HashMap::new(), copies: HashMap::new() };
+    let mut kept = vec![false; graph.nodes.len()];
+    graph.kept.iter().for_each(|id| kept[id.at()] = true);
+    let mut copier = Copier { choice: &choice, inside, again, kept, out, map, back: FxHashMap::default(), copies: FxHashMap::default() };
     for id in graph.ids() {
         let node = graph.node(id);
         let returns = graph.origin(id).phase != Phase::Forward;
@@ -73,6 +74,7 @@ struct Choice<'a> {
     edges: Vec<SmallVec<[Edge; 3]>>,
     users: Vec<Users>,
     places: Vec<Place>,
+    pinned: Vec<bool>,
 }
 
 /// For each node whether it is part of a checkpointed segment, and nothing on the way forward takes it out of there.
@@ -99,7 +101,7 @@ fn choose<'a>(graph: &'a Graph, inside: &[bool], smallest: Option<i64>) -> (Choi
     let edges = edges(graph);
     let users = users(graph, &edges);
     let places = vec![Place::Stored; graph.nodes.len()];
-    let mut choice = Choice { graph, smallest: smallest.unwrap_or(i64::MAX), edges, users, places };
+    let mut choice = Choice { graph, smallest: smallest.unwrap_or(i64::MAX), edges, users, places, pinned: graph.pinned() };
     let mut again = inside.to_vec();
     if smallest.is_none() {
         return (choice, again);
@@ -142,7 +144,7 @@ impl Choice<'_> {
     fn place(&self, id: NodeId) -> Place {
         let (graph, node) = (self.graph, self.graph.node(id));
         let large = elements(&node.dims).is_some_and(|n| n.at(&graph.symbols.bounds()) >= self.smallest);
-        if !large || !is_computed(&node.op) || graph.is_pinned(id) {
+        if !large || !is_computed(&node.op) || self.pinned[id.at()] {
             return Place::Stored;
         }
         // The step behind a product is made with it, as long as it is the only one.
@@ -191,13 +193,14 @@ struct Copier<'a> {
     choice: &'a Choice<'a>,
     inside: Vec<bool>,
     again: Vec<bool>,
+    kept: Vec<bool>,
     out: Graph,
     /// The new node of each old one.
     map: Vec<NodeId>,
     /// The node that stands for an old one on the way back.
-    back: HashMap<NodeId, NodeId>,
+    back: FxHashMap<NodeId, NodeId>,
     /// The copies of steps that something is made of again.
-    copies: HashMap<NodeId, NodeId>,
+    copies: FxHashMap<NodeId, NodeId>,
 }
 
 impl Copier<'_> {
@@ -219,7 +222,7 @@ impl Copier<'_> {
             made
         } else if self.again[id.at()] {
             self.emit_copy(id, true)
-        } else if graph.kept.contains(&id) {
+        } else if self.kept[id.at()] {
             self.map[id.at()]
         } else if graph.origin(id).phase == Phase::Forward && graph.origin(id).segment == 0 && (is_step(&node.op) || node.op.is_view()) {
             self.emit_copy(id, false)
@@ -233,7 +236,7 @@ impl Copier<'_> {
     /// What of a segment must be made again for a node of it, in order.
     fn missing(&self, id: NodeId) -> Vec<NodeId> {
         let (mut found, mut at) = (vec![id], 0);
-        let mut seen = HashSet::from([id]);
+        let mut seen: FxHashSet<NodeId> = [id].into_iter().collect();
         while let Some(&step) = found.get(at) {
             at += 1;
             let inputs = self.choice.graph.node(step).inputs.iter().copied();

@@ -1,8 +1,8 @@
 //! Scheduling: the tasks and buffers of a program as a [`Dag`] for the planner.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Access, Body};
 use slabwise_planner::{ALIGN, Buffer, BufferCopy, BufferId, Dag, Kind, MayReuse, Offloaded, Repeated, Rerun, TaskId, Work};
@@ -30,7 +30,7 @@ pub struct Scheduled {
     /// What of it runs on slices of the batch.
     pub sliced: Option<Sliced>,
     /// What of a task runs again, where that is not all of it: the task and its kernel.
-    pub(super) reruns: HashMap<TaskId, (Task, Arc<Kernel>)>,
+    pub(super) reruns: FxHashMap<TaskId, (Task, Arc<Kernel>)>,
     /// For each task of the dag, what it does, where some are copies.
     pub(super) work: Option<Vec<Work>>,
     /// The copies, in the order they start.
@@ -59,7 +59,7 @@ impl Scheduled {
 
     /// The same with some tasks run again, as the planner asks for.
     pub fn repeated(self, repeated: Repeated) -> Scheduled {
-        let again: HashSet<TaskId> = repeated.again().into_iter().collect();
+        let again: FxHashSet<TaskId> = repeated.again().into_iter().collect();
         let Repeated { dag, task_of, buffer_of } = repeated;
         let of = |(run, &task): (u32, &TaskId)| {
             let leaner = self.reruns.get(&task).filter(|_| again.contains(&TaskId(run)));
@@ -94,13 +94,14 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, target: &Target, guard: u64) ->
     let (choices, mut again_choices) = (&choices[..tasks.len()], choices[tasks.len()..].iter());
     let kernels = tasks.iter().zip(choices).map(|(t, choice)| prepare(t, choice)).collect::<Result<Vec<_>, _>>()?;
     let mut s = Scheduled::default();
-    let mut buffers: HashMap<NodeId, BufferId> = HashMap::new();
+    let mut buffers: FxHashMap<NodeId, BufferId> = FxHashMap::default();
+    let outputs: FxHashSet<NodeId> = graph.outputs.iter().copied().collect();
     for task in &tasks {
         for arg in &task.args {
             if let Arg::Buffer(id) = arg
                 && !buffers.contains_key(id)
             {
-                let added = s.dag.add_buffer(buffer(graph, *id, guard)?);
+                let added = s.dag.add_buffer(buffer(graph, *id, outputs.contains(id), guard)?);
                 buffers.insert(*id, added);
                 s.nodes.push(*id);
             }
@@ -136,7 +137,7 @@ pub fn schedule(graph: &Graph, tasks: Vec<Task>, target: &Target, guard: u64) ->
 }
 
 /// The buffers that a task reads, and those that it writes, each once.
-fn touched(task: &Task, buffers: &HashMap<NodeId, BufferId>) -> [Vec<BufferId>; 2] {
+fn touched(task: &Task, buffers: &FxHashMap<NodeId, BufferId>) -> [Vec<BufferId>; 2] {
     let mut lists = [Vec::new(), Vec::new()];
     for (arg, (_, _, access)) in task.args.iter().zip(task.spec.arguments()) {
         let Arg::Buffer(id) = arg else { continue };
@@ -149,11 +150,10 @@ fn touched(task: &Task, buffers: &HashMap<NodeId, BufferId>) -> [Vec<BufferId>; 
     lists
 }
 
-fn buffer(graph: &Graph, id: NodeId, guard: u64) -> Result<Buffer, String> {
+fn buffer(graph: &Graph, id: NodeId, is_output: bool, guard: u64) -> Result<Buffer, String> {
     let node = graph.node(id);
     let origin = graph.origin(id);
     let is_input = matches!(node.op, Op::Input(_));
-    let is_output = graph.outputs.contains(&id);
     let kind = match origin.phase {
         _ if is_input => Kind::Input,
         _ if is_output => Kind::Output,

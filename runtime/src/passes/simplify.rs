@@ -12,16 +12,16 @@ mod pool;
 mod scalar;
 mod view;
 
-use std::collections::HashMap;
-use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
+use rustc_hash::{FxHashMap, FxHasher};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{ScalarOp, Value};
+use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, ReduceOp};
 use smallvec::SmallVec;
 
-use crate::graph::Graph;
+use crate::graph::{Bases, Graph};
 use crate::ops::{Axes, Emit, NodeId, Op};
 
 /// Which simplifications are made; nodes that nothing needs are dropped in any case.
@@ -68,7 +68,7 @@ fn same_nodes(a: &Graph, b: &Graph) -> bool {
 
 fn round(old: &Graph, options: &Simplify) -> Graph {
     let live = old.live();
-    let pools = if options.algebra { pool::find(old, &live) } else { HashMap::new() };
+    let pools = if options.algebra { pool::find(old, &live) } else { FxHashMap::default() };
     let mut uses = vec![0u32; old.nodes.len()];
     for id in old.ids().filter(|id| live[id.at()]) {
         old.node(id).inputs.iter().for_each(|i| uses[i.at()] += 1);
@@ -76,7 +76,7 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
     old.outputs.iter().for_each(|o| uses[o.at()] += 1);
 
     let new = Graph { nodes: Vec::with_capacity(old.nodes.len()), outputs: Vec::new(), ..shell(old) };
-    let mut builder = Builder { new, seen: HashMap::new(), options: *options };
+    let mut builder = Builder { new, bases: Bases::default(), starts: FxHashMap::default(), seen: FxHashMap::default(), options: *options };
     let mut map = vec![NodeId(0); old.nodes.len()];
     for id in old.ids().filter(|id| live[id.at()]) {
         let node = old.node(id);
@@ -131,6 +131,7 @@ fn shell(graph: &Graph) -> Graph {
         origins: graph.origins.clone(),
         outputs: Vec::new(),
         kept: Vec::new(),
+        needed: graph.needed.clone(),
         current_origin: graph.current_origin,
         current_part: graph.current_part,
     }
@@ -164,7 +165,10 @@ fn nested_reduce(graph: &Graph, outer: &Op, operand: NodeId) -> Option<Op> {
 struct Builder {
     new: Graph,
     /// Nodes by a hash of what they compute.
-    seen: HashMap<u64, SmallVec<[NodeId; 2]>>,
+    seen: FxHashMap<u64, SmallVec<[NodeId; 2]>>,
+    bases: Bases,
+    /// Where the parts of concatenations begin, of those that were sliced.
+    starts: FxHashMap<NodeId, Vec<Size>>,
     options: Simplify,
 }
 
@@ -178,8 +182,9 @@ impl Builder {
     }
 
     /// The number that every element of a node is, if that is known.
-    fn known(&self, id: NodeId) -> Option<Value> {
-        constant(&self.new, id)
+    fn known(&mut self, id: NodeId) -> Option<Value> {
+        let base = self.bases.of(&self.new, id);
+        constant(&self.new, base)
     }
 
     /// A known number everywhere.
@@ -225,7 +230,7 @@ impl Builder {
         if commutes(op, dtype) {
             key.sort_unstable();
         }
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = FxHasher::default();
         (op.name(), bits(op), &key, dtype, dims).hash(&mut hasher);
         let next = NodeId(self.new.nodes.len() as u32);
         let bucket = self.seen.entry(hasher.finish()).or_default();

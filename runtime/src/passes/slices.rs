@@ -11,9 +11,9 @@
 
 mod search;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use slabwise_kernels::cpu::{Config, Kernel};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -248,7 +248,7 @@ struct Rewriting<'a> {
     slices: Vec<Slice>,
     buffers: Vec<Becomes>,
     /// The sums of each chosen task that has any.
-    sums: HashMap<usize, BufferId>,
+    sums: FxHashMap<usize, BufferId>,
     /// The new tasks of each old one.
     made: Vec<Vec<TaskId>>,
     new: Scheduled,
@@ -260,7 +260,7 @@ impl<'a> Rewriting<'a> {
         let (count, kernels) = (slices.len() as u32, chosen.iter().flatten().count());
         let sliced = Sliced { batch: from.batch, count, examples, kernels, tasks: vec![], buffers: vec![] };
         let (new, made) = (Scheduled::default(), vec![vec![]; chosen.len()]);
-        Rewriting { from, chosen, slices, buffers: vec![], sums: HashMap::new(), made, new, sliced }
+        Rewriting { from, chosen, slices, buffers: vec![], sums: FxHashMap::default(), made, new, sliced }
     }
 
     fn run(mut self) -> Scheduled {

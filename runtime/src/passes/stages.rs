@@ -39,7 +39,7 @@ pub(super) fn symbols(stage: Stage) -> impl Iterator<Item = Symbol> {
 /// Every size that a node mentions.
 fn sizes(node: &Node) -> impl Iterator<Item = Size> {
     let own: &[Size] = match &node.op {
-        Op::Size(size) | Op::CheckIndex { limit: size } => std::slice::from_ref(size),
+        Op::Size(size) | Op::CheckIndex { limit: size, .. } => std::slice::from_ref(size),
         Op::Index(strides) => strides,
         Op::Slice { start, .. } | Op::Pad { start, .. } => start,
         _ => &[],

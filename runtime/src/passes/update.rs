@@ -3,19 +3,21 @@
 //! Most updates can be written where they are computed, in place. Where that would have a kernel wait for its own result
 //! (two variables that swap their values, say), the new value goes to a buffer and is copied at the end.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
 use slabwise_kernels::size::Symbol;
 
-use super::fuse::Clusters;
-use super::layout::view;
+use super::fuse::{Clusters, Links};
+use super::layout::Views;
+use super::sequence::{Sequence, Ways};
 use super::stages::{Stage, stages, symbols};
 use crate::ops::{NodeId, Op};
 
 /// How the assignments of a program are carried out.
 pub(super) struct Updates {
     /// Values whose kernel writes them into these variables itself.
-    pub direct: HashMap<NodeId, Vec<u32>>,
+    pub direct: FxHashMap<NodeId, Vec<u32>>,
     /// Values copied into a variable by a task of their own.
     pub deferred: Vec<Deferred>,
     /// Per kernel: kernels that must run before it although it takes nothing of them.
@@ -37,11 +39,56 @@ pub(super) struct Deferred {
     pub after: Vec<usize>,
 }
 
-pub(super) fn place_updates(clusters: &Clusters) -> Updates {
+/// Kernels, concatenations and paddings, and who comes after whom for whatever reason, in an order of them all.
+struct Graded {
+    links: Links,
+    order: Sequence,
+}
+
+impl Ways for Links {
+    fn degree(&self, vertex: u32, backward: bool) -> usize {
+        let lists = if backward { &self.before } else { &self.next };
+        lists[vertex as usize].len()
+    }
+
+    fn each(&self, vertex: u32, backward: bool, visit: &mut dyn FnMut(u32)) {
+        let lists = if backward { &self.before } else { &self.next };
+        lists[vertex as usize].iter().for_each(|&other| visit(other));
+    }
+}
+
+impl Graded {
+    fn new(clusters: &Clusters) -> Self {
+        let links = clusters.links();
+        let kernels = clusters.list.len();
+        // Kernels are in order already; a concatenation comes behind the last kernel that it waits for, and one of its own kind.
+        let mut places: Vec<(u32, u32)> = (0..links.next.len() as u32).map(|at| (at, 0)).collect();
+        for at in kernels..places.len() {
+            let (last, depth) = links.before[at].iter().map(|&b| places[b as usize]).max().unwrap_or_default();
+            places[at] = (last, depth + 1);
+        }
+        let mut order: Vec<u32> = (0..places.len() as u32).collect();
+        order.sort_by_key(|&at| places[at as usize]);
+        Graded { links, order: Sequence::of(order.into_iter()) }
+    }
+
+    /// The second comes after the first.
+    fn add(&mut self, from: u32, to: u32) {
+        self.order.connect(&self.links, from, to);
+        self.links.next[from as usize].push(to);
+        self.links.before[to as usize].push(from);
+    }
+
+    fn leads(&mut self, from: usize, to: usize) -> bool {
+        from == to || self.order.leads(&self.links, from as u32, to as u32)
+    }
+}
+
+pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
     let graph = &clusters.graph;
     let count = clusters.list.len();
-    let mut readers: HashMap<u32, HashSet<usize>> = HashMap::new();
-    let mut next: Vec<HashSet<usize>> = vec![HashSet::new(); count];
+    let mut readers: FxHashMap<u32, Vec<usize>> = FxHashMap::default();
+    let mut graded = Graded::new(clusters);
     let (mut checks, mut finders) = (Vec::new(), Vec::new());
     for (at, cluster) in clusters.list.iter().enumerate() {
         for &m in &cluster.members {
@@ -53,30 +100,29 @@ pub(super) fn place_updates(clusters: &Clusters) -> Updates {
             if let Op::Bind { symbol } = node.op {
                 finders.push((symbol, at));
             }
-            for source in clusters.sources(m) {
+            clusters.each_source(m, |source| {
                 if let Op::Variable(v) = graph.node(source).op {
-                    readers.entry(v).or_default().insert(at);
+                    readers.entry(v).or_default().push(at);
                 }
-                if let Some(place) = clusters.places[source.at()].as_ref().filter(|p| p.cluster != at) {
-                    next[place.cluster].insert(at);
-                }
-            }
+            });
         }
     }
-    let mut updates = Updates { direct: HashMap::new(), deferred: Vec::new(), after: vec![Vec::new(); count], finders };
+    checks.dedup();
+    readers.values_mut().for_each(Vec::dedup);
+    let mut updates = Updates { direct: FxHashMap::default(), deferred: Vec::new(), after: vec![Vec::new(); count], finders };
     let stages = stages(graph);
     for (at, cluster) in clusters.list.iter().enumerate() {
         let Some(first) = cluster.members.first() else { continue };
         for finder in updates.finders(stages[first.at()]).collect::<Vec<_>>() {
-            next[finder].insert(at);
+            graded.add(finder as u32, at as u32);
             updates.after[at].push(finder);
         }
     }
     for (before, after) in part_orders(clusters) {
-        next[before].insert(after);
+        graded.add(before as u32, after as u32);
     }
-    for (before, after) in successions(clusters, &next) {
-        next[before].insert(after);
+    for (before, after) in successions(clusters, &graded.links) {
+        graded.add(before as u32, after as u32);
         updates.after[after].push(before);
     }
     for id in graph.ids() {
@@ -87,15 +133,15 @@ pub(super) fn place_updates(clusters: &Clusters) -> Updates {
         before.extend(checks.iter().copied().filter(|&c| c != writer));
         before.sort_unstable();
         before.dedup();
-        let circle = before.iter().any(|&r| reaches(&next, writer, r));
-        if circle || !same_walk(clusters, writer, value, variable) {
+        let circle = before.iter().any(|&r| graded.leads(writer, r));
+        if circle || !same_walk(clusters, views, writer, value, variable) {
             // Nobody waits for a copy at the end.
             before.push(writer);
             updates.deferred.push(Deferred { value, variable, after: before });
             continue;
         }
         for &r in &before {
-            next[r].insert(writer);
+            graded.add(r as u32, writer as u32);
         }
         updates.after[writer].extend(before);
         updates.direct.entry(value).or_default().push(variable);
@@ -123,20 +169,34 @@ fn part_orders(clusters: &Clusters) -> Vec<(usize, usize)> {
 }
 
 /// Kernels of one part of the batch, and those of the next that wait for them: the last ones and the first ones of each.
-fn successions(clusters: &Clusters, next: &[HashSet<usize>]) -> Vec<(usize, usize)> {
+fn successions(clusters: &Clusters, links: &Links) -> Vec<(usize, usize)> {
+    let count = clusters.list.len();
     let part = |at: usize| clusters.list[at].members.first().map(|m| clusters.graph.origin(*m).part);
     let mut parts: BTreeMap<u32, [Vec<usize>; 2]> = BTreeMap::new();
-    let mut follows = vec![false; next.len()];
-    for (at, after) in next.iter().enumerate() {
-        after.iter().filter(|&&to| part(to) == part(at)).for_each(|&to| follows[to] = true);
+    // Whether another kernel of the part is beside a vertex on this side, past concatenations too.
+    let beside = |lists: &[Vec<u32>], at: usize| {
+        let mut stack: Vec<u32> = lists[at].clone();
+        let mut found = false;
+        while let Some(other) = stack.pop().map(|other| other as usize).filter(|_| !found) {
+            if other < count {
+                found = part(other) == part(at);
+            } else {
+                stack.extend(&lists[other]);
+            }
+        }
+        found
+    };
+    // There is nothing to put in order where there is one part.
+    if (1..count).all(|at| part(at) == part(0)) {
+        return Vec::new();
     }
-    for at in 0..next.len() {
+    for at in 0..count {
         let Some(number) = part(at) else { continue };
         let [first, last] = parts.entry(number).or_default();
-        if !follows[at] {
+        if !beside(&links.before, at) {
             first.push(at);
         }
-        if next[at].iter().all(|&to| part(to) != part(at)) {
+        if !beside(&links.next, at) {
             last.push(at);
         }
     }
@@ -148,27 +208,17 @@ fn successions(clusters: &Clusters, next: &[HashSet<usize>]) -> Vec<(usize, usiz
     all.windows(2).flat_map(pairs).collect()
 }
 
-fn reaches(next: &[HashSet<usize>], from: usize, to: usize) -> bool {
-    let mut seen = HashSet::from([from]);
-    let mut stack = vec![from];
-    while let Some(at) = stack.pop() {
-        if at == to {
-            return true;
-        }
-        stack.extend(next[at].iter().copied().filter(|n| seen.insert(*n)));
-    }
-    false
-}
-
 /// Whether the writer reads the variable only at the places it writes.
-fn same_walk(clusters: &Clusters, writer: usize, value: NodeId, variable: u32) -> bool {
+fn same_walk(clusters: &Clusters, views: &Views, writer: usize, value: NodeId, variable: u32) -> bool {
     let graph = &clusters.graph;
     let Some(target) = &clusters.places[value.at()] else { return false };
     clusters.list[writer].members.iter().all(|&m| {
         let (node, place) = (graph.node(m), clusters.places[m.at()].as_ref());
         clusters.edges[m.at()].iter().enumerate().all(|(k, edge)| {
             let reads = if clusters.inline[edge.source.at()] {
-                clusters.sources(edge.source).iter().any(|s| graph.node(*s).op == Op::Variable(variable))
+                let mut reads = false;
+                clusters.each_source(edge.source, |s| reads |= graph.node(s).op == Op::Variable(variable));
+                reads
             } else {
                 graph.node(edge.source).op == Op::Variable(variable)
             };
@@ -180,7 +230,7 @@ fn same_walk(clusters: &Clusters, writer: usize, value: NodeId, variable: u32) -
             let seen = place.operand_axes.as_ref().unwrap_or(&place.axes);
             let Some(axes) = &edge.axes else { return false };
             let composed: super::layout::AxisMap = axes.iter().map(|a| a.and_then(|a| seen[usize::from(a)])).collect();
-            let whole = view(graph, node.inputs[k]).is_some_and(|v| v.base == edge.source);
+            let whole = views.view(graph, node.inputs[k]).is_some_and(|v| v.base == edge.source);
             whole && !clusters.inline[edge.source.at()] && composed == target.axes
         })
     })

@@ -4,9 +4,9 @@
 //! often. So a program is first planned with the smallest workspaces; then each kernel gets the largest one that
 //! fits between the buffers that live at its step.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use slabwise_kernels::cpu;
 use slabwise_kernels::size::Env;
 use slabwise_planner::{ALIGN, Plan, Space};
@@ -24,7 +24,7 @@ pub fn widen(graph: &Graph, mut scheduled: Scheduled, mut plan: Plan, target: &T
         return Ok((scheduled, plan));
     }
     let bounds = graph.symbols.bounds();
-    let mut wider: HashMap<*const Kernel, Vec<Arc<Kernel>>> = HashMap::new();
+    let mut wider: FxHashMap<*const Kernel, Vec<Arc<Kernel>>> = FxHashMap::default();
     let (mut bound, order) = (0, plan.order.clone());
     for (step, &task) in (0..).zip(&order) {
         let busy = busy(&scheduled, &plan, step);

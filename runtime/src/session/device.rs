@@ -1,4 +1,4 @@
-//! Runs on a CUDA device: a program's kernels loaded once, a run recorded as a graph for its sizes and done again.
+//! Runs on a CUDA device: a program's kernels loaded once, runs whose sizes come again recorded as graphs and done again.
 
 use slabwise_cuda::Lowered;
 use slabwise_kernels::memory::Region;
@@ -42,8 +42,8 @@ impl Session {
                         .position(|i| i.buffer == Some(buffer) && crate::shape::elements(&i.dims) == crate::shape::elements(&spec.dims)),
                     _ => None,
                 };
-                let (of, is_length) = (inner.indices_of(at).to_string(), step.binds.is_some());
-                checks.push(Check { mistake, step: at as u32, of, is_length, limit: check.limit, input });
+                let of = inner.indices_of(at).to_string();
+                checks.push(Check { mistake, step: at as u32, of, kind: step.checks(), limit: check.limit, input });
             }
         }
         inner.loaded = Some(gpu.load(&inner.name, &kernels, groups, checks)?);
@@ -69,6 +69,10 @@ impl Session {
         key.extend((0..inner.inputs.len()).map(own));
         if gpu.replay(loaded, &key)? {
             return Ok(true);
+        }
+        if !loaded.program.is_worth_recording(&key) {
+            let kernels = inner.steps.iter().filter_map(|step| step.kernel());
+            return gpu.foresee(kernels, env).map(|()| false);
         }
         let host = host.unwrap_or_default();
         let whole = |b: usize| {

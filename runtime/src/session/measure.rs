@@ -1,5 +1,6 @@
 //! What a run takes: seconds of each kernel, bytes touched.
 
+use std::panic::Location;
 use std::time::Instant;
 
 use slabwise_kernels::memory::Region;
@@ -9,7 +10,18 @@ use slabwise_planner::{BufferId, Holder};
 use super::Session;
 use crate::error::{Error, Result};
 use crate::feed::Feed;
-use crate::program::{Compiled, Program};
+use crate::program::{Compiled, Program, Step};
+
+/// What a kernel took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelTime {
+    /// The kernel's name in the plan: the layer and the operations in it.
+    pub name: String,
+    /// The user's line that it computes.
+    pub location: &'static Location<'static>,
+    /// Seconds.
+    pub seconds: f64,
+}
 
 /// What is written down of a run, while it runs.
 pub(super) struct Recording {
@@ -63,14 +75,15 @@ impl Session {
         result.map(|()| run)
     }
 
-    /// Runs a program `steps` times and returns the seconds that each of its kernels took at its fastest, in the order of
+    /// Runs a program `steps` times and returns what each of its kernels took at its fastest, in the order of
     /// [`Plan::steps`](crate::Plan::steps).
-    pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<f64>> {
-        let kernels = self.planned_for(program, &feed)?.steps.len();
-        self.profile = Some(vec![f64::INFINITY; kernels]);
+    pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<KernelTime>> {
+        let inner = self.planned_for(program, &feed)?;
+        self.profile = Some(vec![f64::INFINITY; inner.steps.len()]);
         let result = (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
         let fastest = self.profile.take().unwrap_or_default();
-        result.map(|()| fastest)
+        let time = |(step, seconds): (&Step, f64)| KernelTime { name: step.name.clone(), location: step.origin.location, seconds };
+        result.map(|()| inner.steps.iter().zip(fastest).map(time).collect())
     }
 
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte

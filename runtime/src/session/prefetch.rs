@@ -182,7 +182,7 @@ impl Session {
         });
         if let Some(at) = elsewhere {
             let message = "it is a buffer of the device, which needs no copy ahead; run the step with it instead".into();
-            return Err(Error::Input { name: inner.inputs[at].name.into(), message });
+            return Err(Error::Input { name: inner.inputs[at].name.to_string(), message });
         }
         let Ring { region, stride, parts, slots, number, used, .. } = &mut self.rings[ring];
         let Some(slot) = slots.free() else {

@@ -1,14 +1,19 @@
 //! What lies on the device between runs, read and written: weights, state, and buffers of the user's.
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::memory::Element;
+use slabwise_kernels::memory::{Element, Region};
 use slabwise_kernels::size::Env;
 
-use super::{Session, Slot};
+use super::{Session, Slot, Variable, fixed};
 use crate::buffer::{Buffer, Output, Shown};
 use crate::error::{Error, Result};
-use crate::feed::Lengths;
+use crate::feed::{Feed, Lengths};
+use crate::graph::Graph;
+use crate::program::Program;
+use crate::words;
 
 impl Session {
     /// Puts an array into memory of its own that stays between runs.
@@ -22,17 +27,120 @@ impl Session {
         self.memory.edit(&region, |memory, region| {
             memory.elements_mut::<T>(region).iter_mut().zip(array).for_each(|(slot, value)| *slot = *value);
         })?;
-        self.slots.push(Slot { region, generation: 0 });
-        let lengths = Lengths::from_slice(array.shape());
-        Ok(Buffer { session: self.id, slot: self.slots.len() - 1, generation: 0, name: name.into(), dtype: T::DTYPE, lengths })
+        Ok(self.buffer_at(region, name.into(), T::DTYPE, Lengths::from_slice(array.shape())))
+    }
+
+    /// A handle for a region of its own.
+    fn buffer_at(&mut self, region: Region, name: Arc<str>, dtype: DType, lengths: Lengths) -> Buffer {
+        let slot = self.free_slots.pop().unwrap_or(self.slots.len());
+        match self.slots.get_mut(slot) {
+            Some(slot) => slot.region = region,
+            None => self.slots.push(Slot { region, generation: 0, born: 0 }),
+        }
+        Buffer { session: self.id, slot, generation: self.slots[slot].generation, name, dtype, lengths }
+    }
+
+    /// Runs a program as [`Session::run`] does and copies each output, on the device, into a buffer of its own, which outlives the
+    /// next run: to feed it to another program, or to the same one later, without a way through the host. [`Session::free`] gives
+    /// its bytes back.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # let mut session = Session::new(Device::Cpu, Params::seeded(0))?;
+    /// let trace = Trace::inference().named("square");
+    /// let x = trace.input("x", F32, (2,));
+    /// let square = session.compile(&trace, [x * x])?;
+    /// let [four] = session.run_resident(&square, &[2.0f32, 3.0])?;
+    /// assert_eq!(session.run(&square, &four)?[0].array::<f32>()?.as_slice(), Some(&[16.0, 81.0][..]));
+    /// session.free(four)?;
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::run`], and if there is no memory for the buffers.
+    pub fn run_resident<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Buffer; N]> {
+        let made = self.run(program, feed)?.map(|output| (output.shown.region(), output.dtype, output.lengths));
+        let mut buffers = Vec::with_capacity(N);
+        for (at, (from, dtype, lengths)) in made.into_iter().enumerate() {
+            let name = format!("output {at} of \"{}\"", program.plan().name());
+            let copied = self.reserve(from.bytes, &name).and_then(|to| self.memory.copy(&from, &to).map(|()| to));
+            match copied {
+                Ok(to) => buffers.push(self.buffer_at(to, name.into(), dtype, lengths)),
+                Err(error) => {
+                    for buffer in buffers {
+                        self.free(buffer)?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        buffers.try_into().map_err(|_| Error::Internal("a program has another number of outputs than its type says".into()))
     }
 
     /// Gives a buffer's bytes back; every handle of it is dead after that.
     pub fn free(&mut self, buffer: Buffer) -> Result<()> {
         let region = self.resident(&buffer)?;
-        self.slots[buffer.slot].generation += 1;
+        let slot = &mut self.slots[buffer.slot];
+        slot.generation += 1;
+        slot.born = slot.generation;
+        self.free_slots.push(buffer.slot);
         self.memory.release(region.arena);
         Ok(())
+    }
+
+    /// Copies the weights and statistics under one path to those of the same names under another, on the device: all of `online.…`
+    /// to `target.…`, as a target network is brought up to date. A path is that of a [scope](crate::Scope), or the full name of one
+    /// weight. Both models are declared in this session's parameters. Gives the number of tensors copied.
+    ///
+    /// ```
+    /// # use slabwise::{nn::Linear, prelude::*};
+    /// let params = Params::seeded(0);
+    /// for name in ["online", "target"] {
+    ///     Linear::new(&params.root() / name / "head", 4, 2);
+    /// }
+    /// let mut session = Session::new(Device::Cpu, params)?;
+    /// assert_eq!(session.copy_values("online", "target")?, 2);
+    /// assert_eq!(session.value("online.head.weight")?, session.value("target.head.weight")?);
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If nothing has the first path, if one of its tensors has no counterpart of its shape and type under the second, or if one path
+    /// lies in the other. Nothing is changed then.
+    pub fn copy_values(&mut self, from: &str, to: &str) -> Result<usize> {
+        self.adopt(&Graph::default())?;
+        let below = |path: &str, name: &str| match name.strip_prefix(path) {
+            _ if path.is_empty() => false,
+            Some(rest) => rest.is_empty() || rest.starts_with('.'),
+            None => false,
+        };
+        if below(from, to) || below(to, from) {
+            return Err(Error::Value(format!("copy_values from \"{from}\" to \"{to}\": one lies in the other")));
+        }
+        let fail = |why: String| Err(Error::Value(format!("copy_values from \"{from}\" to \"{to}\": {why}; nothing was copied")));
+        let mut pairs = Vec::new();
+        for source in self.variables.iter().filter(|v| v.info.is_param && below(from, &v.info.name)) {
+            let name = format!("{to}{}", &source.info.name[from.len()..]);
+            let Some(&at) = self.by_name.get(&*name) else {
+                let params = self.variables.iter().filter(|v| v.info.is_param).map(|v| &*v.info.name);
+                return fail(format!("there is no \"{name}\"{}", words::instead(&name, "weights", params)));
+            };
+            let target = &self.variables[at];
+            if (source.info.dtype, &source.info.dims) != (target.info.dtype, &target.info.dims) {
+                let show = |v: &Variable| format!("{} {:?}", v.info.dtype, fixed(&v.info.dims));
+                return fail(format!("\"{}\" is {} and \"{name}\" is {}", source.info.name, show(source), show(target)));
+            }
+            pairs.push((source.region, target.region));
+        }
+        if pairs.is_empty() {
+            let mut paths: Vec<&str> = self.variables.iter().filter_map(|v| v.info.name.split('.').next()).collect();
+            paths.dedup();
+            return fail(format!("no weight has the path \"{from}\"{}", words::instead(from, "first parts of names", paths)));
+        }
+        for (from, to) in &pairs {
+            self.memory.copy(from, to)?;
+        }
+        Ok(pairs.len())
     }
 
     /// The elements of a buffer, row-major.
@@ -78,5 +186,30 @@ impl Session {
             DType::U8 => memory.bytes_mut(region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as u8),
             DType::Bool => memory.bytes_mut(region).iter_mut().zip(array).for_each(|(s, v)| *s = u8::from(*v != 0.0)),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, Params};
+
+    #[test]
+    fn a_freed_buffer_leaves_its_slot_to_the_next() {
+        let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+        let array = ndarray::Array1::<f32>::zeros(4);
+        let mut old = Vec::new();
+        for _ in 0..100 {
+            let (a, b) = (session.upload("a", &array).expect("room"), session.upload("b", &array).expect("room"));
+            old.extend([a.clone(), b.clone()]);
+            session.free(a).expect("is alive");
+            session.free(b).expect("is alive");
+        }
+        assert_eq!(session.slots.len(), 2);
+        let last = session.upload("last", &(array + 1.0)).expect("room");
+        for buffer in &old {
+            assert!(matches!(session.download::<f32>(buffer), Err(Error::Freed { .. })), "a handle of a freed buffer reads nothing");
+        }
+        assert_eq!(session.download::<f32>(&last).expect("is alive").sum(), 4.0);
     }
 }

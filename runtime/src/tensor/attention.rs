@@ -92,7 +92,8 @@ impl<'t> Tensor<'t> {
         let Some(fixed) = width.as_fixed() else {
             return self.require(at, |_, _| Err("attention: queries and keys must be of fixed width".into()));
         };
-        let scale = (1.0 / (fixed as f64).sqrt()) as f32;
+        // (Products of no width are 0, whatever they are scaled by.)
+        let scale = (1.0 / (fixed.max(1) as f64).sqrt()) as f32;
         let Some(axis) = q.rank().checked_sub(2) else { return q };
         let all = q.len(axis);
         let (Some(rows), Some(all)) = (tiles.queries(all), all) else {

@@ -32,7 +32,12 @@ pub(super) fn broadcast_all(g: &mut Graph, what: &str, ids: &[NodeId]) -> Result
     for &id in &ids[1..] {
         dims = broadcast_shape(&dims, g.dims(id)).ok_or_else(|| {
             let shapes: Vec<String> = ids.iter().map(|&id| g.symbols.show(g.dims(id)).to_string()).collect();
-            format!("{what} {}: shapes do not broadcast", shapes.join(" and "))
+            let two = g.dims(ids[0]).iter().rev().zip(g.dims(id).iter().rev()).find_map(|(a, b)| {
+                let (a, b) = (a.symbols().next()?, b.symbols().next()?);
+                (a != b).then(|| (g.symbols.name(a), g.symbols.name(b)))
+            });
+            let two = two.map(|(a, b)| format!("; \"{a}\" and \"{b}\" are two dimensions, one name would make them one"));
+            format!("{what} {}: shapes do not broadcast{}", shapes.join(" and "), two.unwrap_or_default())
         })?;
     }
     Ok(ids.iter().map(|&id| g.broadcast(id, &dims)).collect())

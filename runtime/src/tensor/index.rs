@@ -90,11 +90,14 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// 1 at the position each integer names, else 0: `[…] → […, n]`, f32.
+    /// 1 at the position each integer names, of which there is one at least, else 0: `[…] → […, n]`, f32.
     #[track_caller]
     pub fn one_hot(self, n: usize) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             require_index(g, "one_hot", ids[0])?;
+            if n == 0 {
+                return Err(format!("one_hot of {} among 0 positions: no index names any", g.symbols.show(g.dims(ids[0]))));
+            }
             let n = i32::try_from(n).map_err(|_| format!("one_hot: {n} positions are more than an i32 can number"))?;
             let n = Size::fixed(i64::from(n));
             check_index(g, ids[0], n);

@@ -12,6 +12,7 @@ use super::{Tensor, checked, no_axis, number};
 use crate::graph::Graph;
 use crate::ops::{Emit, NodeId, Op};
 use crate::trace::Trace;
+use crate::words::count;
 
 /// The most parts of a split: beyond it a typing error is likelier than a model.
 const PARTS_MAX: usize = 1 << 16;
@@ -68,7 +69,7 @@ impl<'t> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let (dtype, mut dims) = (g.dtype(ids[0]), g.dims(ids[0]).clone());
             if pads.len() != dims.len() {
-                return Err(format!("pad of {}: {} pairs for {} axes", g.symbols.show(&dims), pads.len(), dims.len()));
+                return Err(format!("pad of {}: {} for {}", g.symbols.show(&dims), count(pads.len(), "pair"), count(dims.len(), "axis")));
             }
             let value = number(value, dtype).map_err(|why| format!("pad: {why}"))?;
             let size = |n: usize| i64::try_from(n).ok().map(Size::fixed);

@@ -1,22 +1,37 @@
 //! Softmax and its relatives, losses, dropout: compositions that fuse into few kernels.
+//!
+//! A loss is a mean over all elements. Where there are none it is NaN, as in PyTorch; but a training trace refuses them: of a fixed
+//! length of 0 `compile` says so, of another one the run that has it, before it changes a weight.
 
 use std::panic::Location;
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::spec::ReduceOp;
+use slabwise_kernels::spec::{Dims, ReduceOp};
 
 use super::index::{matches_position, require_index};
 use super::{Operand, Tensor, check_index};
-use crate::ops::Emit;
+use crate::graph::Graph;
+use crate::ops::{Emit, NodeId};
+use crate::shape::elements;
+use crate::trace::Line;
 
 impl<'t> Tensor<'t> {
+    /// The mean of a loss over all elements. A training trace refuses a run without any: their mean is NaN, and a step by it would
+    /// put NaN into every weight. Other traces give NaN.
+    #[track_caller]
+    fn mean_loss(self, what: &str) -> Tensor<'t> {
+        let axes: Vec<usize> = (0..self.rank()).filter(|_| self.trace.is_training()).collect();
+        self.with_elements(Location::caller(), what, &axes, "has a mean to learn from").mean()
+    }
+
     /// An integer near the maximum along an axis, which stays with length 1. Subtracted before exponentials it keeps them
     /// finite as the maximum itself would; and a rounded value has no gradient, so that none flows through the maximum, where
     /// it would cancel anyway.
     #[track_caller]
     fn level(self, axis: usize) -> Tensor<'t> {
-        self.max_keep(axis).ceil()
+        let highest = |g: &mut Graph, ids: &[NodeId]| Ok(g.reduce(ReduceOp::Max, ids[0], &[axis]));
+        self.trace.record(Location::caller(), &[self], highest).ceil()
     }
 
     /// eˣ along an axis, scaled so that the largest lies in 1/e..=1.
@@ -95,21 +110,23 @@ impl<'t> Tensor<'t> {
             Ok(g.reduce(ReduceOp::Sum, only, &[axis]))
         });
         let wanted = if smoothing == 0.0 { picked } else { picked * (1.0 - smoothing) + x.mean_keep(axis) * smoothing };
-        (x.exp().sum_keep(axis).ln() - wanted).mean()
+        (x.exp().sum_keep(axis).ln() - wanted).mean_loss("cross_entropy")
     }
 
     /// The mean of −(t·ln p + (1 − t)·ln(1 − p)) for probabilities p (this tensor) and targets t in 0..=1. Logarithms are those
     /// of at least 2⁻¹²⁶; where p is below, no gradient flows. Of logits, [`Tensor::binary_cross_entropy_with_logits`] is exact.
     #[track_caller]
     pub fn binary_cross_entropy(self, target: Tensor<'t>) -> Tensor<'t> {
+        let (this, target) = self.beside_target("binary_cross_entropy", target, Location::caller());
         let ln = |p: Tensor<'t>| p.maximum(f32::MIN_POSITIVE).ln();
-        -(target * ln(self) + (1.0 - target) * ln(1.0 - self)).mean()
+        -(target * ln(this) + (1.0 - target) * ln(1.0 - this)).mean_loss("binary_cross_entropy")
     }
 
     /// The mean of −(t·ln σ(x) + (1 − t)·ln(1 − σ(x))) for logits x (this tensor) and targets t in 0..=1: ln(1 + eˣ) − x·t.
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(self, target: Tensor<'t>) -> Tensor<'t> {
-        (self.softplus() - self * target).mean()
+        let (this, target) = self.beside_target("binary_cross_entropy_with_logits", target, Location::caller());
+        (this.softplus() - this * target).mean_loss("binary_cross_entropy_with_logits")
     }
 
     /// The mean of Huber's loss (1964) of d = x − target: d²/2 up to |d| = `delta`, from there on the line `delta`·(|d| − `delta`/2).
@@ -119,15 +136,59 @@ impl<'t> Tensor<'t> {
             delta if delta > 0.0 && delta.is_finite() => Ok(()),
             _ => Err(format!("huber: the loss cannot become a line at {delta}")),
         });
+        let (x, target) = x.beside_target("huber", target, Location::caller());
         let d = x - target;
         let far = d.abs();
-        far.le(delta).select(d * d * 0.5, (far - 0.5 * delta) * delta).mean()
+        far.le(delta).select(d * d * 0.5, (far - 0.5 * delta) * delta).mean_loss("huber")
     }
 
-    /// The mean of (x − target)².
+    /// The mean of (x − target)². The target is a number, or a tensor of this one's shape and type; that nothing is repeated holds
+    /// for every loss that compares element by element.
     #[track_caller]
     pub fn mse(self, target: impl Operand<'t>) -> Tensor<'t> {
-        (self - target).square().mean()
+        let (x, target) = self.beside_target("mse", target, Location::caller());
+        (x - target).square().mean_loss("mse")
+    }
+
+    /// The mean of |x − target|, for a target as of [`Tensor::mse`].
+    #[track_caller]
+    pub fn l1(self, target: impl Operand<'t>) -> Tensor<'t> {
+        let (x, target) = self.beside_target("l1", target, Location::caller());
+        (x - target).abs().mean_loss("l1")
+    }
+
+    /// This tensor and what a loss compares it with element by element: a number, or a tensor of the same shape and type. Repeated
+    /// to one shape, `[n, 1]` and `[n]` would give the mean over n × n pairs, which nobody means.
+    fn beside_target(self, what: &str, target: impl Operand<'t>, at: Line) -> (Tensor<'t>, Tensor<'t>) {
+        let number = target.own_type().is_none();
+        let target = target.lift(self.trace, self.dtype(), at);
+        let x = self.trace.record(at, &[self, target], |g, ids| {
+            let [(x, of_x), (y, of_y)] = [ids[0], ids[1]].map(|id| (g.dims(id), g.dtype(id)));
+            let say =
+                |why: String| Err(format!("{what} of {of_x} {} with a target {of_y} {}: {why}", g.symbols.show(x), g.symbols.show(y)));
+            let but_one = |long: &Dims, short: &Dims| {
+                let without =
+                    |axis: usize| long.iter().enumerate().filter(|(i, _)| *i != axis).all(|(i, d)| short[i - usize::from(i > axis)] == *d);
+                (0..long.len()).find(|&axis| long.len() == short.len() + 1 && long[axis].is(1) && without(axis))
+            };
+            if of_x != DType::F32 || (of_y != of_x && !number) {
+                return say("both are to be f32; convert with cast(F32)".into());
+            }
+            if number || x == y {
+                return Ok(ids[0]);
+            }
+            if let Some(axis) = but_one(x, y) {
+                return say(format!("a loss compares equal shapes; squeeze({axis}) on the prediction makes them so"));
+            }
+            if let Some(axis) = but_one(y, x) {
+                return say(format!("a loss compares equal shapes; squeeze({axis}) on the target makes them so"));
+            }
+            match elements(x).is_some() && elements(x) == elements(y) {
+                true => say("a loss compares equal shapes; reshape one to the shape of the other".into()),
+                false => say("a loss compares equal shapes; if the target is to be repeated, say so with expand".into()),
+            }
+        });
+        if x.is_poisoned() { (x, x) } else { (x, target) }
     }
 
     /// In a training trace zeroes each element with probability `p` and scales the others by 1/(1 − p) (Srivastava et al.

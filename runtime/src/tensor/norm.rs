@@ -60,20 +60,21 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub(crate) fn batch_statistics(self) -> BatchStatistics<'t> {
         let at = Location::caller();
-        let first = self.trace.record(at, &[self], |g, ids| {
+        let axes: Vec<usize> = (0..self.rank()).filter(|&axis| axis != 1).collect();
+        let x = self.with_elements(at, "batch norm", &axes, "has a mean and a variance");
+        let first = x.trace.record(at, &[x], |g, ids| {
             let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]).clone());
             let mut one = dims.clone();
             one[0] = Size::ONE;
             let start: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
             Ok(g.emit(Op::Slice { start, step: SmallVec::from_elem(1, dims.len()) }, ids, dtype, one))
         });
-        let places: Vec<usize> = (2..self.rank()).collect();
+        let places: Vec<usize> = (2..x.rank()).collect();
         let near = if places.is_empty() { first } else { first.mean_keep(places.as_slice()) }.detach();
-        let axes: Vec<usize> = (0..self.rank()).filter(|&axis| axis != 1).collect();
-        let centred = self - near;
+        let centred = x - near;
         let rest = centred.mean_keep(axes.as_slice());
         let variance = (centred.square().mean_keep(axes.as_slice()) - rest.square()).maximum(0.0);
-        let count = self.trace.record(at, &[self], |g, ids| count(g, ids[0], &Axes::from_slice(&axes)));
+        let count = x.trace.record(at, &[x], |g, ids| count(g, ids[0], &Axes::from_slice(&axes)));
         BatchStatistics { centred, rest, mean: near + rest, variance, count }
     }
 

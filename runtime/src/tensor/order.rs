@@ -39,7 +39,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// The `k` largest elements along an axis of fixed length, the largest first, and their positions (i32); of equal ones the
-    /// first comes first, and NaN counts as largest. Both have length `k` along the axis. Takes time in proportion to `k`.
+    /// first comes first, and NaN counts as largest. Both have length `k`, which may be 0, along the axis. Takes time in proportion to `k`.
     #[track_caller]
     pub fn topk(self, k: usize, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
         let at = Location::caller();
@@ -49,7 +49,7 @@ impl<'t> Tensor<'t> {
             if g.dtype(x) != DType::F32 {
                 return Err(format!("topk does not take {}; convert with cast", g.dtype(x)));
             }
-            let len = len.as_fixed().filter(|&n| i64::try_from(k).is_ok_and(|k| (1..=n).contains(&k)));
+            let len = len.as_fixed().filter(|&n| i64::try_from(k).is_ok_and(|k| (0..=n).contains(&k)));
             let Some(len) = len.filter(|&n| n <= i64::from(i32::MAX)) else {
                 return Err(format!("topk: axis {axis} of {} does not have {k} elements at every length", g.symbols.show(g.dims(x))));
             };
@@ -77,6 +77,11 @@ impl<'t> Tensor<'t> {
                 let first = g.broadcast(first, &dims);
                 let now = g.scalar(ScalarOp::Eq, &[place, first]);
                 taken = g.scalar(ScalarOp::Or, &[taken, now]);
+            }
+            if found.is_empty() {
+                let mut none = dims;
+                none[axis] = Size::ZERO;
+                return Ok(g.full(0.0, DType::I32, &none));
             }
             checked(g, Op::Concat { axis }, &found)
         });

@@ -44,11 +44,14 @@ impl<'t> Tensor<'t> {
         let at = Location::caller();
         let weight = weight.lift(self.trace, DType::F32, at);
         self.trace.record(at, &[self, weight], |g, ids| {
-            let dims = transposed_conv(&geometry, [g.dims(ids[0]), g.dims(ids[1])], &g.symbols)?;
-            // It is one only if the convolution of the result has this image's shape.
+            let given = [ids[0], ids[1]].map(|id| Given { dtype: g.dtype(id), dims: g.dims(id) });
+            let (dtype, dims) = transposed_conv(&geometry, given, &g.symbols)?;
+            // It is the gradient of the convolution that has this image's shape.
             let result = [Given { dtype: g.dtype(ids[0]), dims: &dims }, Given { dtype: g.dtype(ids[1]), dims: g.dims(ids[1]) }];
-            let (dtype, back) = infer(&Op::Conv2d(geometry), &result, (DType::F32, &dims), &g.symbols)?;
-            debug_assert_eq!(&back, g.dims(ids[0]));
+            debug_assert_eq!(
+                infer(&Op::Conv2d(geometry), &result, (dtype, &dims), &g.symbols).as_ref().map(|(_, dims)| dims),
+                Ok(g.dims(ids[0]))
+            );
             Ok(g.emit(Op::Conv2dInputGrad(geometry), ids, dtype, dims))
         })
     }

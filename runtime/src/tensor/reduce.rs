@@ -1,5 +1,9 @@
 //! Reductions. Each comes in three forms: over all axes, over some axes, which go (`_over`), and over some axes, which stay
 //! with length 1 (`_keep`).
+//!
+//! Of no elements the sum is 0, the product 1, [`any`](Tensor::any) false, [`all`](Tensor::all) true and the mean NaN. There is no
+//! largest or smallest of them, nor its position: along an axis of fixed length 0 that is a mistake, along another one the run fails in
+//! which it has no elements. Other axes may be empty; then so is the result. (As in NumPy and PyTorch.)
 
 use std::ops::RangeFull;
 use std::panic::Location;
@@ -9,7 +13,7 @@ use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, ReduceOp};
 
-use super::{Tensor, checked};
+use super::{Tensor, checked, no_axis};
 use crate::graph::Graph;
 use crate::ops::{Axes, Emit, NodeId, Op};
 use crate::shape::elements;
@@ -50,6 +54,11 @@ impl<'t> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| reduce(g, op, ids[0], axes.axes(g.dims(ids[0]).len()), keep))
     }
 
+    /// This tensor, where the axes have elements; `what` is the operation, and nothing without elements `has` what it asks for.
+    pub(super) fn with_elements(self, at: &'static Location<'static>, what: &str, axes: &[usize], has: &str) -> Tensor<'t> {
+        self.trace.record(at, &[self], |g, ids| need_elements(g, what, ids[0], axes, has).map(|()| ids[0]))
+    }
+
     #[track_caller]
     fn average(self, axes: impl AxisSet, keep: bool) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
@@ -65,6 +74,25 @@ impl<'t> Tensor<'t> {
 }
 
 fn reduce(g: &mut Graph, op: ReduceOp, x: NodeId, mut axes: Axes, keep: bool) -> Result<NodeId, String> {
+    axes.sort_unstable();
+    if let ReduceOp::Max | ReduceOp::Min | ReduceOp::ArgMax | ReduceOp::ArgMin = op {
+        need_elements(g, Op::Reduce(op, axes.clone()).name(), x, &axes, "has a largest or smallest element")?;
+    }
+    fold(g, op, x, axes, keep)
+}
+
+/// Refuses axes without elements, which nothing `has`: fixed ones at once, others in the runs in which they have none.
+fn need_elements(g: &mut Graph, what: &str, x: NodeId, axes: &[usize], has: &str) -> Result<(), String> {
+    for &axis in axes {
+        let Some(&length) = g.dims(x).get(axis) else { return Err(no_axis(g, what, axis, x)) };
+        let shown = g.symbols.show(g.dims(x)).to_string();
+        g.need(length, || format!("{what}: axis {axis} of {shown} has no elements, and nothing without elements {has}"))?;
+    }
+    Ok(())
+}
+
+/// A reduction that of no elements gives its identity.
+fn fold(g: &mut Graph, op: ReduceOp, x: NodeId, mut axes: Axes, keep: bool) -> Result<NodeId, String> {
     axes.sort_unstable();
     if let Some(twice) = axes.windows(2).find(|w| w[0] == w[1]) {
         return Err(format!("{}: axis {} is named twice", Op::Reduce(op, axes.clone()).name(), twice[0]));
@@ -123,25 +151,25 @@ macro_rules! reductions {
 }
 
 reductions! {
-    /// The sum, of f32 or i32.
+    /// The sum, of f32 or i32; 0 of no elements.
     fold(ReduceOp::Sum) sum sum_over sum_keep;
-    /// The product, of f32 or i32.
+    /// The product, of f32 or i32; 1 of no elements.
     fold(ReduceOp::Prod) prod prod_over prod_keep;
-    /// The largest element, of f32 or i32; NaN if any is.
+    /// The largest element, of f32 or i32; NaN if any is. Of no elements there is none: an error.
     fold(ReduceOp::Max) max max_over max_keep;
-    /// The smallest element, of f32 or i32; NaN if any is.
+    /// The smallest element, of f32 or i32; NaN if any is. Of no elements there is none: an error.
     fold(ReduceOp::Min) min min_over min_keep;
-    /// Whether any truth value holds.
+    /// Whether any truth value holds; of none, none does.
     fold(ReduceOp::Any) any any_over any_keep;
-    /// Whether all truth values hold.
+    /// Whether all truth values hold; of none, all do.
     fold(ReduceOp::All) all all_over all_keep;
-    /// The mean, f32: of truth values the share that holds.
+    /// The mean, f32: of truth values the share that holds; NaN of no elements.
     average() mean mean_over mean_keep;
 }
 
 impl<'t> Tensor<'t> {
     /// The first position (i32) of the largest element along an axis, which goes; along several axes the position counts in
-    /// their row-major order. NaN counts as largest.
+    /// their row-major order. NaN counts as largest. Of no elements there is none: an error.
     #[track_caller]
     pub fn argmax(self, axes: impl AxisSet) -> Tensor<'t> {
         self.fold(ReduceOp::ArgMax, axes, false)
@@ -154,7 +182,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// The first position (i32) of the smallest element along an axis, which goes; along several axes the position counts in
-    /// their row-major order. NaN counts as smallest.
+    /// their row-major order. NaN counts as smallest. Of no elements there is none: an error.
     #[track_caller]
     pub fn argmin(self, axes: impl AxisSet) -> Tensor<'t> {
         self.fold(ReduceOp::ArgMin, axes, false)

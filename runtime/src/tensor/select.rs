@@ -36,10 +36,22 @@ fn found(g: &mut Graph, length: NodeId, most: Size) -> Result<Size, String> {
     Ok(Size::symbol(symbol))
 }
 
-/// Whether two nodes are the same views of one node.
+/// A length of which a scalar (i32) says how much it is in a run, where whatever has it is checked to lie within `most`. A scalar is
+/// asked once, so that what it says the length of has one length.
+fn found_once(g: &mut Graph, length: NodeId, most: Size) -> Result<Size, String> {
+    let asked = g.ids().rev().find_map(|id| match g.node(id).op {
+        Op::Bind { symbol } if same_view(g, g.node(id).inputs[0], length) => Some(symbol),
+        _ => None,
+    });
+    asked.map_or_else(|| found(g, length, most), |symbol| Ok(Size::symbol(symbol)))
+}
+
+/// Whether two nodes are the same views of one node, or one number.
 fn same_view(g: &Graph, a: NodeId, b: NodeId) -> bool {
     let (x, y) = (g.node(a), g.node(b));
-    a == b || (x.op.is_view() && x.op == y.op && x.dims == y.dims && same_view(g, x.inputs[0], y.inputs[0]))
+    a == b
+        || (matches!(x.op, Op::Const(_)) && x.op == y.op && x.dims == y.dims)
+        || (x.op.is_view() && x.op == y.op && x.dims == y.dims && same_view(g, x.inputs[0], y.inputs[0]))
 }
 
 /// Row-major positions of true elements: i32 of one axis. A mask is asked once, so that what it selects has one length.
@@ -176,7 +188,8 @@ impl<'t> Tensor<'t> {
     }
 
     /// The part of an axis that begins at `start` and is `length` long, both i32 scalars of the run. A part that is not inside of the
-    /// axis fails the run. A gradient goes back to where its element came from.
+    /// axis fails the run. What one length tensor measures has one length: two such parts can be added, whatever they are parts of. A
+    /// gradient goes back to where its element came from.
     #[track_caller]
     pub fn dynamic_slice(self, axis: usize, start: impl Operand<'t>, length: impl Operand<'t>) -> Tensor<'t> {
         let at = Location::caller();
@@ -185,7 +198,7 @@ impl<'t> Tensor<'t> {
             let (len, _) = part_of(g, "dynamic_slice", ids, axis)?;
             let past = len.checked_add(Size::ONE).ok_or("dynamic_slice: the axis is too long")?;
             check_index(g, ids[1], past);
-            let part = found(g, ids[2], len)?;
+            let part = found_once(g, ids[2], len)?;
             let end = g.add(ids[1], ids[2]);
             check_index(g, end, past);
             slice_from(g, ids[0], axis, ids[1], part)

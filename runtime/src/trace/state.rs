@@ -1,5 +1,6 @@
 //! Named state: variables that a step reads and replaces in place.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
+use smallvec::SmallVec;
 
 use super::{Held, Line, Trace, resolve};
 use crate::graph::{Counter, VariableInfo};
@@ -16,7 +18,9 @@ use crate::shape::{Shape, Symbols};
 use crate::tensor::Tensor;
 
 /// The name of the random state.
-pub(super) const RANDOM: &str = "random";
+pub(crate) const RANDOM: &str = "random";
+/// The name of the random state of traces for sampling.
+const SAMPLING: &str = "sampling";
 /// The name of the counter of completed training steps.
 const STEPS: &str = "optim.step";
 
@@ -33,6 +37,11 @@ impl<'t> State<'t> {
     /// The state that a mistake gave; the poisoned tensor says of which trace.
     pub(super) fn mistaken(poisoned: Tensor<'t>) -> Self {
         State { trace: poisoned.trace(), variable: None }
+    }
+
+    /// Which variable of the trace it is.
+    pub(super) fn variable(self) -> Option<u32> {
+        self.variable
     }
 
     /// What it holds when a step begins.
@@ -67,7 +76,7 @@ impl<'t> State<'t> {
 }
 
 pub(super) fn variable(name: Arc<str>, dtype: DType, dims: Dims, init: Init, is_param: bool) -> VariableInfo {
-    VariableInfo { name, dtype, dims, init, is_param, trained: is_param, average_of: None }
+    VariableInfo { name, dtype, dims, init, is_param, trained: is_param, average_of: None, data: None }
 }
 
 impl Trace {
@@ -84,7 +93,8 @@ impl Trace {
             }
             match init {
                 _ if name.is_empty() => Err("a state needs a name".into()),
-                _ if name == RANDOM => Err("this name belongs to the random state".to_string()),
+                _ if name.contains(char::is_control) => Err("a name has no line breaks and no other control characters".into()),
+                _ if [RANDOM, SAMPLING].contains(&name) => Err("this name belongs to the random state".to_string()),
                 Init::RandomState => Err("only the random state starts as one".into()),
                 Init::Uniform { .. } | Init::Normal { .. } if dtype != DType::F32 => Err(format!("random values are f32, not {dtype}")),
                 Init::Constant(value) => crate::tensor::number(value, dtype).map(|_| dims),
@@ -94,7 +104,7 @@ impl Trace {
         match fault() {
             Ok(dims) => self.declare(at, &Arc::from(""), variable(Arc::from(name), dtype, dims, init, false)),
             Err(why) => {
-                self.fail(at, "", format!("state \"{name}\": {why}"));
+                self.fail(at, "", format!("state {name:?}: {why}"));
                 State { trace: self, variable: None }
             }
         }
@@ -102,7 +112,7 @@ impl Trace {
 
     /// The variable of this name, declared at its first use.
     pub(crate) fn declare(&self, at: Line, layer: &Arc<str>, info: VariableInfo) -> State<'_> {
-        let known = self.building.borrow().graph.variable(&info.name);
+        let known = self.building.borrow().names.get(&info.name).copied();
         let Some(v) = known else { return self.declare_new(at, layer, info) };
         let clash = {
             let building = self.building.borrow();
@@ -133,8 +143,10 @@ impl Trace {
             return State { trace: self, variable: None };
         }
         let mut building = self.building.borrow_mut();
+        let number = building.graph.variables.len() as u32;
+        building.names.insert(info.name.clone(), number);
         building.graph.variables.push(info);
-        building.variables.push(Held { node: node.id, assigned: None });
+        building.variables.push(Held { node: node.id, assigned: None, declarations: SmallVec::new() });
         State { trace: self, variable: Some(building.variables.len() as u32 - 1) }
     }
 
@@ -201,11 +213,26 @@ impl Trace {
         state.variable.is_none_or(|v| self.building.borrow().variables[v as usize].assigned.is_some())
     }
 
-    /// The random state (i32 `[3]`: seed low, seed high, step). A training trace that reads it counts its last number up.
+    /// A variable that holds these bytes and is never written. Equal ones are one.
+    pub(crate) fn constant_of(&self, at: Line, dtype: DType, lengths: &[usize], bytes: Vec<u8>) -> Tensor<'_> {
+        let length = |&n: &usize| i64::try_from(n).ok().map(Size::fixed);
+        let Some(dims) = lengths.iter().map(length).collect::<Option<Dims>>() else {
+            return self.fail(at, "", format!("constant {lengths:?}: a length is beyond any memory"));
+        };
+        let mut hash = DefaultHasher::new();
+        (dtype, lengths, &bytes).hash(&mut hash);
+        let name = Arc::from(format!("constant.{:016x}", hash.finish()));
+        let info = variable(name, dtype, dims, Init::Constant(0.0), false);
+        self.declare(at, &Arc::from(""), VariableInfo { data: Some(bytes.into()), ..info }).value()
+    }
+
+    /// The random state (i32 `[3]`: seed low, seed high, step). A trace for training or sampling that reads it counts its last number up.
     pub(super) fn random_state(&self, at: Line) -> Tensor<'_> {
         let dims = Dims::from_slice(&[Size::fixed(3)]);
-        let state = self.declare(at, &Arc::from(""), variable(Arc::from(RANDOM), DType::I32, dims, Init::RandomState, false));
-        if self.is_training() && !self.is_assigned(state) {
+        let advances = self.is_training() || self.sampling;
+        let name = if advances && !self.is_training() { SAMPLING } else { RANDOM };
+        let state = self.declare(at, &Arc::from(""), variable(Arc::from(name), DType::I32, dims, Init::RandomState, false));
+        if advances && !self.is_assigned(state) {
             let next = self.record(at, &[state.value()], |g, ids| {
                 // + [0, 0, 1], without an array of constants.
                 let dims = g.dims(ids[0]).clone();

@@ -1,7 +1,7 @@
 //! Steps of structural operations.
 
 use slabwise::graph::Graph;
-use slabwise::ops::{Axes, ConvGeometry, Emit, NodeId, Op};
+use slabwise::ops::{Axes, Checked, ConvGeometry, Emit, NodeId, Op};
 use slabwise::params::Init;
 use slabwise::shape::{Dims, Env, Extent, Size, elements};
 use slabwise_kernels::dtype::DType;
@@ -35,8 +35,10 @@ impl Maker {
         let fixed = |g: &Graph, id: NodeId| {
             let d = g.dims(id);
             let sizes = [d[0].at(&g.symbols.bounds()), d[1].as_fixed()?, d[2].as_fixed()?, d[3].as_fixed()?];
-            sizes.iter().all(|&n| n > 0).then_some(sizes)
+            Some(sizes)
         };
+        let short = self.short;
+        let fixed = |g: &Graph, id: NodeId| fixed(g, id).filter(|sizes| short || sizes.iter().all(|&n| n > 0));
         let id = self
             .find(|g, id, known| g.dtype(id) == DType::F32 && g.dims(id).len() == 4 && fixed(g, id).is_some() && (known.exact || !exact))?;
         Some((id, fixed(&self.g, id)?))
@@ -59,9 +61,10 @@ impl Maker {
         if oh < 1 || ow < 1 {
             return None;
         }
-        let lengths = [2, (channels / groups) as usize, k[0], k[1]];
+        let results = if self.short { self.rng.pick(&[0, 2]) } else { 2 };
+        let lengths = [results, (channels / groups) as usize, k[0], k[1]];
         let weight = variable(&mut self.g, DType::F32, &crate::support::dims(&lengths), Init::Constant(0.0));
-        let dims = Dims::from_slice(&[self.g.dims(x)[0], Size::fixed(2), Size::fixed(oh), Size::fixed(ow)]);
+        let dims = Dims::from_slice(&[self.g.dims(x)[0], Size::fixed(results as i64), Size::fixed(oh), Size::fixed(ow)]);
         let node = self.g.emit(Op::Conv2d(geometry), &[x, weight], DType::F32, dims);
         let bound = self.of(x).bound * 3.0 * lengths[1..].iter().product::<usize>() as f64;
         self.keep(node, bound, false);
@@ -81,7 +84,7 @@ impl Maker {
         ]);
         let size = |i: usize, n: i64| (n + 2 * window.pad[i] as i64 - window.k[i] as i64).div_euclid(window.stride[i] as i64) + 1;
         let (oh, ow) = (size(0, h), size(1, w));
-        if oh < 1 || ow < 1 {
+        if oh < 1 || ow < 1 || h < 1 || w < 1 {
             return None;
         }
         let before = x;
@@ -166,11 +169,12 @@ impl Maker {
 
     /// An axis of a node of length `LIMIT` at least, and the shape with another length there.
     fn indexed(&mut self, x: NodeId) -> Option<(usize, Dims)> {
-        let long = |d: &Size| d.as_fixed().is_some_and(|n| n >= LIMIT as i64);
+        let long = |d: &Size| d.as_fixed().is_some_and(|n| n >= LIMIT as i64 || (self.short && n == 0));
         let axes: Vec<usize> = (0..self.g.dims(x).len()).filter(|&i| long(&self.g.dims(x)[i])).collect();
         let axis = *axes.get(self.rng.below(axes.len().max(1)))?;
         let mut dims = self.g.dims(x).clone();
-        dims[axis] = Size::fixed(1 + self.rng.below(5) as i64);
+        let none = dims[axis].is(0) || (self.short && self.rng.one_in(3));
+        dims[axis] = Size::fixed(if none { 0 } else { 1 + self.rng.below(5) as i64 });
         Some((axis, dims))
     }
 
@@ -178,7 +182,7 @@ impl Maker {
         let x = self.any()?;
         let (axis, dims) = self.indexed(x)?;
         let (index, limit) = self.index(&dims);
-        self.g.emit(Op::CheckIndex { limit: Size::from(limit) }, &[index], self.g.dtype(index), dims.clone());
+        self.g.emit(Op::CheckIndex { limit: Size::from(limit), of: Checked::Index }, &[index], self.g.dtype(index), dims.clone());
         let node = self.g.emit(Op::Gather { axis }, &[x, index], self.g.dtype(x), dims);
         let Known { bound, exact } = self.of(x);
         self.keep(node, bound, exact);
@@ -191,6 +195,7 @@ impl Maker {
         let (axis, mut dims) = self.indexed(x)?;
         let shape = self.g.dims(x).clone();
         let (index, _) = self.index(&shape);
+        // (Into an axis of any length: what there is to add has indices below LIMIT.)
         dims[axis] = Size::fixed((LIMIT + self.rng.below(2)) as i64);
         let node = self.g.emit(Op::ScatterAdd { axis }, &[x, index], DType::F32, dims);
         let bound = self.of(x).bound * shape[axis].at(&Env::default()) as f64;
@@ -207,7 +212,11 @@ impl Maker {
     pub(super) fn reshape(&mut self) -> Option<()> {
         let x = self.any()?;
         let mut dims = self.g.dims(x).clone();
-        if self.rng.one_in(3) || dims.len() < 2 {
+        if self.short && dims.iter().any(|d| d.is(0)) && self.rng.one_in(2) {
+            // Without elements it may have any shape without elements.
+            let at = self.rng.below(4);
+            dims = (0..4).map(|i| Size::fixed(if i == at { 0 } else { self.rng.below(4) as i64 })).collect();
+        } else if self.rng.one_in(3) || dims.len() < 2 {
             dims.insert(self.rng.below(dims.len() + 1), Size::ONE);
         } else {
             let at = self.rng.below(dims.len() - 1);
@@ -239,10 +248,10 @@ impl Maker {
         let x = self.find(|g, id, _| g.dims(id).iter().any(|d| d.is(1)) || g.dims(id).len() < 3)?;
         let mut dims = self.g.dims(x).clone();
         for d in dims.iter_mut().filter(|d| d.is(1)) {
-            *d = Size::fixed(1 + self.rng.below(3) as i64);
+            *d = Size::fixed(if self.short { self.rng.below(4) } else { 1 + self.rng.below(3) } as i64);
         }
         if dims.len() < 3 {
-            dims.insert(0, Size::fixed(2));
+            dims.insert(0, Size::fixed(if self.short { self.rng.below(3) as i64 } else { 2 }));
         }
         let node = self.g.broadcast(x, &dims);
         self.view(x, node);
@@ -253,6 +262,13 @@ impl Maker {
     fn part(&mut self, x: NodeId) -> NodeId {
         let (mut start, mut step, mut dims) = (Dims::new(), Vec::new(), Dims::new());
         for d in self.g.dims(x).clone() {
+            if self.short && d.as_fixed().is_some() && self.rng.one_in(6) {
+                // Nothing, from somewhere up to the end.
+                start.push(Size::fixed(self.rng.below(d.at(&Env::default()) as usize + 1) as i64));
+                step.push(1);
+                dims.push(Size::ZERO);
+                continue;
+            }
             let n = d.as_fixed().filter(|&n| n > 1 && !self.rng.one_in(3));
             let from = n.map_or(0, |n| self.rng.below(n as usize) as i64);
             let by = n.map_or(1, |_| 1 + self.rng.below(2) as i64);
@@ -305,11 +321,11 @@ impl Maker {
         let x = self.find(|g, id, _| !g.dims(id).is_empty())?;
         let (mut start, mut step, mut dims) = (Dims::new(), Vec::new(), Dims::new());
         for d in self.g.dims(x).clone() {
-            let n = d.as_fixed().filter(|&n| n > 0 && n < 6 && self.rng.one_in(2));
+            let n = d.as_fixed().filter(|&n| (n > 0 || self.short) && n < 6 && self.rng.one_in(2));
             let (from, by, after) = n.map_or((0, 1, 0), |_| (self.rng.below(2), 1 + self.rng.below(2), self.rng.below(2)));
             start.push(Size::fixed(from as i64));
             step.push(by as u32);
-            dims.push(n.map_or(d, |n| Size::fixed(from as i64 + (n - 1) * by as i64 + 1 + after as i64)));
+            dims.push(n.map_or(d, |n| Size::fixed(from as i64 + ((n - 1) * by as i64 + 1).max(0).min(n * by as i64) + after as i64)));
         }
         let dtype = self.g.dtype(x);
         let value = Value::I32(self.rng.below(3) as i32).cast(dtype.lane());

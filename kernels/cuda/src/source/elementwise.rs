@@ -151,7 +151,7 @@ pub fn all_points(kind: &str, code: &Code, space: &Space, anchor: &dyn Anchor, p
     let _ = writeln!(body, "for (idx i = thread; i < count / {width}; i += threads) {{\nconst idx first = i * {width};\n{text}");
     body += &anchor.vector(space, params, &coordinates, width);
     for k in code.loads().into_iter().filter(|&k| moved(k)) {
-        let _ = writeln!(body, "const {0} x{k} = load_vec<{0}>(a{k} + {1});", vector(k), ahead.element(k));
+        let _ = writeln!(body, "const {0} x{k} = load_vec<{0}>(a{k} + ({1}));", vector(k), ahead.element(k));
     }
     for store in &code.spec.stores {
         let _ = writeln!(body, "{} y{};", vector(store.operand), store.operand);
@@ -164,7 +164,7 @@ pub fn all_points(kind: &str, code: &Code, space: &Space, anchor: &dyn Anchor, p
     };
     let _ = writeln!(body, "#pragma unroll\nfor (int u = 0; u < {width}; ++u) {{\n{}}}", code.point(&site));
     for store in &code.spec.stores {
-        let _ = writeln!(body, "store_vec(a{0} + {1}, y{0});", store.operand, ahead.element(store.operand));
+        let _ = writeln!(body, "store_vec(a{0} + ({1}), y{0});", store.operand, ahead.element(store.operand));
     }
     body += "}\n";
     // Even where this length leaves no remainder: another one, which shares the function, may.

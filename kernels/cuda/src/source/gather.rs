@@ -54,7 +54,7 @@ impl Anchor for Lookup<'_> {
         let (storage, lane) = (Storage::of(self.gather.source.dtype), self.lane());
         let element = space.place(params, self.source, coordinates);
         let _ = writeln!(text, "Vec<{lane}, {width}> accs = {{}};\nif (any) {{");
-        let _ = writeln!(text, "const Vec<{0}, {width}> found = load_vec<Vec<{0}, {width}>>(source + {element} + place);", storage.ty);
+        let _ = writeln!(text, "const Vec<{0}, {width}> found = load_vec<Vec<{0}, {width}>>(source + ({element} + place));", storage.ty);
         let _ = writeln!(text, "#pragma unroll\nfor (int u = 0; u < {width}; ++u) accs.v[u] = {};\n}}", storage.widen("found.v[u]"));
         text
     }

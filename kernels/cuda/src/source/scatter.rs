@@ -103,7 +103,7 @@ impl Anchor for Lists<'_> {
     fn vector(&self, space: &Space, params: &mut Params, coordinates: &[String], width: i64) -> String {
         let each = self.each(space, params, coordinates);
         let mut text = format!("Vec<float, {width}> accs = {{}};\n{each}");
-        let _ = writeln!(text, "const Vec<float, {width}> sent = load_vec<Vec<float, {width}>>(values + value + {});", self.step(params));
+        let _ = writeln!(text, "const Vec<float, {width}> sent = load_vec<Vec<float, {width}>>(values + (value + {}));", self.step(params));
         let _ = writeln!(text, "#pragma unroll\nfor (int u = 0; u < {width}; ++u) accs.v[u] += sent.v[u];\n}}");
         text
     }

@@ -141,7 +141,7 @@ impl Reduction {
         if self.split_words == 0 || cut.groups >= FEW_GROUPS {
             return 1;
         }
-        cut.tiles.min(PARTS / cut.groups).min(points / CHUNK).max(1)
+        cut.tiles.min(PARTS / cut.groups.max(1)).min(points / CHUNK).max(1)
     }
 
     fn cut(&self, bound: &mut Bound) -> Cut {
@@ -168,6 +168,8 @@ impl Reduction {
                 (wide, (TILE / wide.next_multiple_of(VECTOR)).min(dims[row]).max(1))
             }
         };
+        // Of an axis without elements there are no groups, or no tiles; neither has no width.
+        let (group_len, tile_len) = (group_len.max(1), tile_len.max(1));
         let groups_across = dims[kept_axis].div_ceil(group_len);
         let tiles_across = dims[folded_axis].div_ceil(tile_len);
         let groups = dims[..kept_axis].iter().product::<usize>() * groups_across;

@@ -32,7 +32,7 @@ pub(crate) const VECTOR: usize = 16;
 /// Most rows of a tile, and of tiles that share what is the same along them.
 pub(crate) const MAX_ROWS: usize = TILE / VECTOR;
 /// Most axes of a spec.
-pub(crate) const MAX_AXES: usize = 8;
+pub const MAX_AXES: usize = 8;
 /// Axes of a launch: one more, so that a space without rows or columns can be given them.
 pub(crate) const AXES: usize = MAX_AXES + 1;
 /// Most operands and indices of a spec's code. With [`MAX_AXES`], this lets a launch resolve all strides without allocating.

@@ -1,4 +1,4 @@
-//! `slabwise bench`: how long a step takes.
+//! `slabwise bench`: how long a step takes, or a compilation.
 
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -13,6 +13,8 @@ use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Program, Result, S
 use crate::output::{Times, line, pairs};
 use crate::plan::of_batch;
 
+mod compile;
+
 /// Steps are repeated for this long unless their number is given.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// And at least so often.
@@ -20,15 +22,19 @@ const LEAST_STEPS: usize = 10;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// A built-in model, gemm or chain
+    /// A built-in model, such as cnn or lstm:length=320,layers=2 (`slabwise plan --help` lists them), gemm, chain or compile
     what: Subject,
+    /// compile: the models whose compilation is timed stage by stage, such as lstm:length=80 lstm:length=160
+    #[arg(value_name = "MODEL")]
+    models: Vec<Model>,
     /// Examples in a training step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
     /// sgd, adam or adamw; the model's own unless given
     #[arg(long)]
     optimizer: Option<OptimizerKind>,
-    /// Timed steps; as many as fit into three seconds unless given
+    /// Timed steps, as many as fit into three seconds unless given; of compile the compilations of which each stage's fastest time is
+    /// told, one unless given
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     steps: Option<u32>,
     /// Threads kernels use; SLABWISE_THREADS or one for each core unless given
@@ -64,6 +70,7 @@ enum Subject {
     Model(Model),
     Gemm,
     Chain,
+    Compile,
 }
 
 impl FromStr for Subject {
@@ -73,13 +80,20 @@ impl FromStr for Subject {
         match name {
             "gemm" => Ok(Subject::Gemm),
             "chain" => Ok(Subject::Chain),
-            _ => Model::parse(name).map(Subject::Model).map_err(|e| Error::Value(format!("{e}, and gemm, chain"))),
+            "compile" => Ok(Subject::Compile),
+            _ if name.contains(':') => Model::parse(name).map(Subject::Model),
+            _ => Model::parse(name).map(Subject::Model).map_err(|e| Error::Value(format!("{e}, and gemm, chain, compile"))),
         }
     }
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if args.models.is_empty() == matches!(args.what, Subject::Compile) {
+        let usage = "models follow `bench compile`, at least one, and nothing else, as in `bench compile lstm gpt`\n";
+        clap::Error::raw(clap::error::ErrorKind::MissingRequiredArgument, usage).exit();
+    }
     let report = match args.what {
+        Subject::Compile => return compile::run(args),
         Subject::Model(model) => bench_model(model, args)?,
         Subject::Gemm => bench_gemm(args)?,
         Subject::Chain => bench_chain(args)?,
@@ -165,8 +179,8 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
         "peak_measured_bytes": session.last_run().peak_slab_bytes,
         "rss_peak_bytes": rss_peak_bytes(),
     });
-    if let Some(seconds) = kernels {
-        let list = plan.steps().zip(seconds).map(|(name, s)| json!({ "name": name, "us": s * 1e6 }));
+    if let Some(kernels) = kernels {
+        let list = kernels.iter().map(|kernel| json!({ "name": kernel.name, "us": kernel.seconds * 1e6 }));
         report["kernels"] = Value::Array(list.collect());
     }
     Ok(report)

@@ -12,7 +12,7 @@ use crate::output::{Times, line, table};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// A built-in model, such as cnn, resnet20 or gpt
+    /// A built-in model, such as cnn, resnet20 or gpt:layers=2; `slabwise plan --help` lists them with their sizes
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     model: Option<Model>,
     /// Every built-in model

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use slabwise::diff::{Both, Diff, Holding, PlanFile, PlanFileError};
+use slabwise::diff::{Both, Diff, Holding, PlanFile};
 use slabwise::{Bytes, Result};
-use slabwise_planner::csv::FileError;
 
-use crate::output::{line, table};
+use slabwise_planner::shortened;
+
+use crate::output::{bad_input, line, table};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -23,17 +24,16 @@ pub struct Args {
 
 /// Rows of each list that are shown.
 const SHOWN: usize = 12;
+/// Most characters of a cell: names are what somebody wrote into a file.
+const CELL_MAX: usize = 100;
 
-/// A file that cannot be read ends with 1, a malformed one with 2.
+/// A file that cannot be read or is malformed ends with 2.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut plans = Vec::new();
     for path in [&args.a, &args.b] {
         match PlanFile::read_file(path) {
             Ok(plan) => plans.push(plan),
-            Err(error) => {
-                eprintln!("error: {error}");
-                return Ok(ExitCode::from(if matches!(error, PlanFileError::File(FileError::Io { .. })) { 1 } else { 2 }));
-            }
+            Err(error) => return bad_input(error),
         }
     }
     let [a, b] = [&plans[0], &plans[1]];
@@ -70,7 +70,8 @@ fn show(a: &PlanFile, b: &PlanFile, diff: &Diff) -> Result<()> {
         totals("live at the peak", a.peak.bytes, b.peak.bytes),
     ];
     line(table(&rows))?;
-    line(format_args!("peak: step {} {} in a, step {} {} in b", a.peak.step, a.peak.kernel, b.peak.step, b.peak.kernel))?;
+    let kernel = |plan: &PlanFile| format!("step {} {}", plan.peak.step, shortened(&plan.peak.kernel, CELL_MAX));
+    line(format_args!("peak: {} in a, {} in b", kernel(a), kernel(b)))?;
     if diff.is_empty() {
         return line("no buffer differs");
     }
@@ -131,7 +132,7 @@ fn list(name: &str, head: [&str; 4], all: Vec<[String; 4]>) -> Result<()> {
     let more = all.len().saturating_sub(SHOWN);
     let mut rows = vec![head.map(String::from).to_vec()];
     rows[0][0] = format!("{name} ({})", all.len());
-    rows.extend(all.into_iter().take(SHOWN).map(Vec::from));
+    rows.extend(all.into_iter().take(SHOWN).map(|row| row.iter().map(|cell| shortened(cell, CELL_MAX)).collect()));
     line(format_args!("\n{}", table(&rows)))?;
     if more > 0 { line(format_args!("and {more} more")) } else { Ok(()) }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use slabwise::{Budget, Bytes, Error, InSlices, Params, Plan, Result, Sent, Session};
 
-use crate::output::{line, table};
+use crate::output::{line, save, table};
 use crate::plan::{Args, of_batch};
 
 /// Budgets between all that a step needs if nothing is computed twice, and the least that was found to be enough.
@@ -29,7 +29,7 @@ struct Point {
 pub fn run(args: &Args) -> Result<()> {
     let points = points(args)?;
     if let Some(path) = &args.svg {
-        std::fs::write(path, svg(args, &points)).map_err(|source| Error::Io { path: path.clone(), source })?;
+        save(path, svg(args, &points).as_bytes())?;
     }
     if args.json {
         let point = |p: &Point| {
@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     line(format_args!("{} · batch {} · slab against time, as modelled", args.model, args.batch))?;
     let mut rows = vec![["", "slab", "of all", "again", "slices", "sent", "time"].map(String::from).to_vec()];
-    let all = points[0].slab.max(1) as f64;
+    let all = points.first().map_or(1, |largest| largest.slab.max(1)) as f64;
     for (at, p) in points.iter().enumerate() {
         let share = format!("{:.0} %", 100.0 * p.slab as f64 / all);
         rows.push(vec![

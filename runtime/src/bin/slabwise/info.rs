@@ -1,27 +1,36 @@
-//! `slabwise info`: what the machine offers and which settings were read.
+//! `slabwise info`: what the machine offers and which settings were read; those that make no sense are told as such.
 
 use slabwise::memory::MemoryConfig;
-use slabwise::{Bytes, Device, Params, Result, Session};
+use slabwise::settings::{self, variable};
+use slabwise::{Bytes, Device, Result};
 use slabwise_kernels::cpu::Isa;
 
 use crate::output::pairs;
 
 pub fn run() -> Result<()> {
-    let session = Session::new(Device::auto(), Params::seeded(0))?;
-    let variable = std::env::var("SLABWISE_THREADS");
-    let threads = match &variable {
-        Ok(_) => format!("{} (from SLABWISE_THREADS)", session.threads()),
-        Err(_) => format!("{} (one for each core)", session.threads()),
+    let (memory, mistakes) = MemoryConfig::survey();
+    let refused = |error: &dyn std::fmt::Display| format!("refused: {error}");
+    let from = |name: &str| if variable(name).is_some() { format!("from {name}") } else { "the default".into() };
+    let shown = |value: Option<String>, name: &str| match mistakes.iter().find(|mistake| mistake.name == name) {
+        Some(mistake) => refused(mistake),
+        None => format!("{} ({})", value.unwrap_or_else(|| "as the device prefers".into()), from(name)),
+    };
+    let switch = |name: &str| match settings::switch(name) {
+        Ok(is_on) => format!("{} ({})", if is_on { "on" } else { "off" }, from(name)),
+        Err(error) => refused(&error),
+    };
+    let threads = match settings::threads() {
+        Ok(Some(threads)) => format!("{threads} (from SLABWISE_THREADS)"),
+        Ok(None) => format!("{} (one for each core)", std::thread::available_parallelism().map_or(1, usize::from)),
+        Err(error) => refused(&error),
     };
     let levels: Vec<String> = Isa::available().iter().map(ToString::to_string).collect();
-    // A session has been opened with them: they make sense.
-    let memory = MemoryConfig::default().resolve().unwrap_or_default();
-    let from = |name: &str| if std::env::var_os(name).is_some() { format!("from {name}") } else { "the default".into() };
-    let shown = |value: Option<String>, name: &str| format!("{} ({})", value.unwrap_or_else(|| "as the device prefers".into()), from(name));
-    let policy = if std::env::var_os("SLABWISE_ALLOCATOR").is_some() { "SLABWISE_ALLOCATOR" } else { "SLABWISE_POOL" };
+    let both = ["SLABWISE_ALLOCATOR", "SLABWISE_POOL"];
+    let wrong = mistakes.iter().map(|mistake| mistake.name).find(|name| both.contains(name));
+    let policy = wrong.unwrap_or(if variable(both[0]).is_some() { both[0] } else { both[1] });
     let rows = [
         ("slabwise", env!("CARGO_PKG_VERSION").to_string()),
-        ("device", session.device().to_string()),
+        ("device", Device::auto().to_string()),
         ("cpu", cpu_name()),
         ("instruction sets", format!("{} (in use: {})", levels.join(", "), Isa::detect())),
         ("threads", threads),
@@ -31,7 +40,8 @@ pub fn run() -> Result<()> {
         ("pool page", shown(memory.page_size.map(|b| Bytes(b).to_string()), "SLABWISE_POOL_PAGE_SIZE")),
         ("pool round cutoff", shown(memory.round_cutoff.map(|c| format!("2^{c}")), "SLABWISE_POOL_ROUND_CUTOFF")),
         ("pool reserve", shown(memory.reserve.map(|r| format!("{r} %")), "SLABWISE_POOL_RESERVE")),
-        ("SLABWISE_THREADS", variable.unwrap_or_else(|_| "not set".into())),
+        ("CUDA graphs", switch(settings::GRAPHS)),
+        ("autotuning", switch(settings::AUTOTUNE)),
     ];
     let cuda = Device::survey();
     let rows: Vec<(&str, String)> = rows.into_iter().chain(cuda.iter().map(|(name, about)| (name.as_str(), about.clone()))).collect();

@@ -1,7 +1,7 @@
 //! The command line: what a model needs, what the plan saves, how fast a step is.
 //!
-//! Exit codes: 0 on success, 1 when what was asked for cannot be done (the reason goes to stderr), 2 on wrong usage or
-//! an input file that makes no sense.
+//! Exit codes: 0 on success, 1 when what was asked for cannot be done (the reason goes to stderr), 2 on wrong usage: an
+//! argument or a variable of the environment that makes no sense, an input file that cannot be read or is damaged.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -18,17 +18,22 @@ mod plan;
 mod remat;
 mod replay;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use slabwise::Error;
+use slabwise::{Error, settings};
 
 #[derive(Parser)]
-#[command(version, about = "A tensor runtime that knows every byte of a step before it runs")]
+#[command(version, about = "A tensor runtime that knows every byte of a step before it runs", after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+const EXIT_CODES: &str = "An output named - goes to stdout, and the report to stderr then.\n\n\
+    Exit codes: 0 done; 1 what was asked for cannot be done; 2 an argument or a variable of the environment makes no sense, \
+    or an input file cannot be read or is damaged.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -36,7 +41,7 @@ enum Command {
     Plan(plan::Args),
     /// Measure peak memory and time of planned against dynamic allocation
     Compare(compare::Args),
-    /// Time a training step, a matrix product or an elementwise chain
+    /// Time a training step, a matrix product, an elementwise chain, or each stage of compiling models
     Bench(bench::Args),
     /// Give offsets to buffers with known lifetimes, so that as few bytes as possible are needed
     Pack(pack::Args),
@@ -52,9 +57,46 @@ enum Command {
     Info,
 }
 
+impl Command {
+    /// The files that it is asked to write.
+    fn outputs(&self) -> Vec<&Path> {
+        let all: &[&Option<PathBuf>] = match self {
+            Command::Plan(args) => &args.outputs(),
+            Command::Pack(args) => &[&args.svg, &args.output],
+            Command::Order(args) => &[&args.output],
+            Command::Remat(args) => &[&args.output],
+            Command::Replay(args) => &[&args.snapshot, &args.perfetto],
+            Command::Compare(_) | Command::Bench(_) | Command::Diff(_) | Command::Info => &[],
+        };
+        all.iter().filter_map(|path| path.as_deref()).collect()
+    }
+
+    /// Variables of the environment that it reads and that make no sense.
+    fn mistakes(&self) -> Vec<Error> {
+        match self {
+            Command::Plan(_) | Command::Compare(_) | Command::Bench(_) => settings::mistakes(),
+            // A trace is replayed under the policy that is asked for, and reads what else it needs itself; the others read nothing.
+            _ => Vec::new(),
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let success = |()| ExitCode::SUCCESS;
-    let done = match Cli::parse().command {
+    let command = match Cli::try_parse() {
+        Ok(Cli { command }) => command,
+        Err(told) => return output::told(told),
+    };
+    let mistakes = command.mistakes();
+    mistakes.iter().for_each(output::complain);
+    if !mistakes.is_empty() {
+        return output::WRONG_USAGE.into();
+    }
+    if let Err(reason) = output::to_stdout(&command.outputs()) {
+        output::complain(reason);
+        return output::WRONG_USAGE.into();
+    }
+    let done = match command {
         Command::Plan(args) => plan::run(&args).map(success),
         Command::Compare(args) => compare::run(&args).map(success),
         Command::Bench(args) => bench::run(&args).map(success),
@@ -69,7 +111,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            output::complain(error);
             ExitCode::FAILURE
         }
     }

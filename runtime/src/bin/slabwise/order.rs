@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use slabwise::{Bytes, Result};
-use slabwise_planner::Effort;
 use slabwise_planner::remat_graph::{order_json, steps_in_place, steps_json};
+use slabwise_planner::{Effort, brief};
 
 use crate::arguments::seconds;
 use crate::graph_file;
-use crate::output::{line, pairs};
+use crate::output::{bad_input, line, pairs};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -29,17 +29,14 @@ pub struct Args {
     json: bool,
     /// Write the schedule: {"order": [...]}, or with --in-place {"steps": [...]}; gzipped if its name ends in .gz
     #[arg(short, value_name = "OUT.json")]
-    output: Option<PathBuf>,
+    pub output: Option<PathBuf>,
 }
 
 /// Bad input ends with 2.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let graph = match graph_file::read(&args.graph) {
         Ok(graph) => graph,
-        Err(reason) => {
-            eprintln!("error: {reason}");
-            return Ok(ExitCode::from(2));
-        }
+        Err(reason) => return bad_input(reason),
     };
     let start = Instant::now();
     let best = graph.minimise_peak(args.in_place, args.time_limit.map_or(Effort::Counted, Effort::Within));
@@ -67,7 +64,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let verdict =
         if best.is_proved() { "no order is better".into() } else { format!("at most {:.3} % could be saved", 100.0 * best.gap()) };
     pairs(&[
-        ("graph", format!("{} · {} operations", graph.name, best.order.len())),
+        ("graph", format!("{} · {} operations", brief(&graph.name), best.order.len())),
         ("peak", format!("{} above the fixed {}", both(best.peak), Bytes(graph.fixed_bytes()))),
         ("lower bound", both(best.lower_bound)),
         ("proved", verdict),

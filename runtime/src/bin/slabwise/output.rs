@@ -1,13 +1,99 @@
-//! What commands print.
+//! What commands print and write.
 
-use std::io::Write;
+use std::fmt::Display;
+use std::io::{ErrorKind, Write, stderr, stdout};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use clap::error::{ContextKind, ContextValue};
 use slabwise::{Error, Result};
+use slabwise_planner::{files, shortened};
 
-/// Writes text and a line end to stdout. A reader that has gone away is an error like any other, not a panic.
-pub fn line(text: impl std::fmt::Display) -> Result<()> {
-    writeln!(std::io::stdout(), "{text}").map_err(|source| Error::Io { path: "<stdout>".into(), source })
+/// The exit code of wrong usage.
+pub const WRONG_USAGE: u8 = 2;
+
+/// Most characters of a line of an error message: room for sentences and a path, not for a file that is echoed.
+const LINE_MAX: usize = 2000;
+/// The same of what is wrong with an argument, and of the argument in it.
+const USAGE_MAX: usize = 360;
+const VALUE_MAX: usize = 80;
+
+/// Whether an output goes to stdout, so that reports go to stderr.
+static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Whether an output of this name goes to stdout.
+fn is_stdout(path: &Path) -> bool {
+    [Path::new("-"), Path::new("/dev/stdout")].contains(&path)
+}
+
+/// Notes which output goes to stdout.
+///
+/// # Errors
+/// If more than one would.
+pub fn to_stdout(outputs: &[&Path]) -> std::result::Result<(), String> {
+    match outputs.iter().filter(|path| is_stdout(path)).count() {
+        0 => Ok(()),
+        1 => {
+            IS_TAKEN.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+        several => Err(format!("{several} outputs are to go to stdout, which takes one; name files for the others")),
+    }
+}
+
+/// Writes an output: a file as a whole (see [`files::replace`]), or to stdout.
+pub fn save(path: &Path, bytes: &[u8]) -> Result<()> {
+    let written = if is_stdout(path) { stdout().write_all(bytes).and_then(|()| stdout().flush()) } else { files::replace(path, bytes) };
+    written.map_err(|source| Error::Io { path: path.into(), source })
+}
+
+/// Writes a line of the report to stdout. A reader that has gone away is an error like any other, not a panic.
+pub fn line(text: impl Display) -> Result<()> {
+    if IS_TAKEN.load(Ordering::Relaxed) {
+        return writeln!(stderr(), "{text}").map_err(|source| Error::Io { path: "<stderr>".into(), source });
+    }
+    writeln!(stdout(), "{text}").map_err(|source| Error::Io { path: "<stdout>".into(), source })
+}
+
+/// A message without control characters and without endless lines, whatever it quotes.
+fn legible(text: &str, most: usize) -> String {
+    text.lines().map(|line| shortened(line, most)).collect::<Vec<_>>().join("\n")
+}
+
+/// Tells why a command fails; who cannot read it has the exit code.
+pub fn complain(reason: impl Display) {
+    let _ = writeln!(stderr(), "{}", legible(&format!("error: {reason}"), LINE_MAX));
+}
+
+/// Tells what is wrong with an argument or an input file.
+pub fn bad_input(reason: impl Display) -> Result<ExitCode> {
+    complain(reason);
+    Ok(WRONG_USAGE.into())
+}
+
+/// Prints what was found in place of a command: help that was asked for, or what is wrong with the arguments.
+pub fn told(mut found: clap::Error) -> ExitCode {
+    for kind in [ContextKind::InvalidValue, ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
+        if let Some(ContextValue::String(given)) = found.get(kind) {
+            let shown = shortened(given, VALUE_MAX);
+            found.insert(kind, ContextValue::String(shown));
+        }
+    }
+    let text = found.to_string();
+    let shown = legible(&text, USAGE_MAX);
+    if found.use_stderr() && shown != text.trim_end() {
+        let _ = writeln!(stderr(), "{shown}");
+        return WRONG_USAGE.into();
+    }
+    match found.print().and_then(|()| stdout().flush()) {
+        Err(error) if !found.use_stderr() && error.kind() != ErrorKind::BrokenPipe => {
+            complain(format_args!("<stdout>: {error}"));
+            ExitCode::FAILURE
+        }
+        _ => u8::try_from(found.exit_code()).unwrap_or(WRONG_USAGE).into(),
+    }
 }
 
 /// Times of repeated work, in milliseconds.

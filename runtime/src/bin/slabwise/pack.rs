@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use slabwise::{Bytes, Error, Result};
-use slabwise_planner::csv::{self, FileError, Table};
+use slabwise_planner::csv::{self, Table};
 use slabwise_planner::pack::{Limits, Packing, Proof, Space, Violation, check};
 use slabwise_planner::report::packing_svg;
+use slabwise_planner::{brief, files};
 
 use crate::arguments::seconds;
-use crate::output::{line, pairs};
+use crate::output::{bad_input, complain, line, pairs, save};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -36,13 +37,13 @@ pub struct Args {
     seed: u64,
     /// Write the packing as a picture
     #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    pub svg: Option<PathBuf>,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
     /// Write the table with a column of offsets, gzipped if its name ends in .gz
     #[arg(short, value_name = "OUT.csv")]
-    output: Option<PathBuf>,
+    pub output: Option<PathBuf>,
 }
 
 /// Bytes, of one memory or of each.
@@ -64,18 +65,14 @@ impl FromStr for Capacity {
 }
 
 fn power_of_two(text: &str) -> std::result::Result<u64, String> {
-    text.parse().ok().filter(|n: &u64| n.is_power_of_two()).ok_or_else(|| format!("`{text}` is no power of two"))
+    text.parse().ok().filter(|n: &u64| n.is_power_of_two()).ok_or_else(|| format!("`{}` is no power of two", brief(text)))
 }
 
 /// Bad input ends with 2, a capacity that is not met with 1: then the best found is shown and written all the same.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let bad_input = |reason: String| {
-        eprintln!("error: {reason}");
-        Ok(ExitCode::from(2))
-    };
     let mut table = match csv::read_file(&args.file) {
         Ok(table) => table,
-        Err(error) => return bad_input(error.to_string()),
+        Err(error) => return bad_input(error),
     };
     table.problem.items.iter_mut().for_each(|item| item.align = item.align.max(args.align));
     if let Err(reason) = limit(&mut table, &args.capacity) {
@@ -98,24 +95,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(path) = &args.svg {
         let name = args.file.file_name().unwrap_or_default().to_string_lossy();
         let svg = packing_svg(&table, &packing, &name);
-        std::fs::write(path, svg).map_err(|source| Error::Io { path: path.clone(), source })?;
+        save(path, svg.as_bytes())?;
     }
     if let Some(path) = &args.output {
         table.set_offsets(&packing);
-        csv::write_file(path, &table).map_err(|error| match error {
-            FileError::Io { path, source } => Error::Io { path, source },
-            other => Error::Internal(other.to_string()),
-        })?;
+        let bytes = files::packed_for(path, &csv::write(&table)).map_err(|source| Error::Io { path: path.clone(), source })?;
+        save(path, &bytes)?;
     }
     let Some(unfit) = unfit else { return Ok(ExitCode::SUCCESS) };
-    let space = table.spaces.get(unfit.space).map_or(String::new(), |name| format!(" of space `{name}`"));
+    let space = table.spaces.get(unfit.space).map_or(String::new(), |name| format!(" of space `{}`", brief(name)));
     let (capacity, height, lower_bound) = (unfit.capacity, unfit.height, unfit.lower_bound);
     let hope = if lower_bound > capacity {
         format!("no packing needs less than {lower_bound}")
     } else {
         "a longer search may find a lower one".into()
     };
-    eprintln!("error: the capacity of {capacity} bytes{space} is not met: the best packing found needs {height}; {hope}");
+    complain(format_args!("the capacity of {capacity} bytes{space} is not met: the best packing found needs {height}; {hope}"));
     Ok(ExitCode::FAILURE)
 }
 
@@ -128,7 +123,7 @@ fn limit(table: &mut Table, capacities: &[Capacity]) -> std::result::Result<(), 
         let only = match &capacity.space {
             Some(name) => match table.spaces.iter().position(|space| space == name) {
                 Some(only) => Some(only),
-                None => return Err(format!("--capacity names the space `{name}`; the file has {}", list(&table.spaces))),
+                None => return Err(format!("--capacity names the space `{}`; the file has {}", brief(name), list(&table.spaces))),
             },
             None => None,
         };
@@ -142,13 +137,19 @@ fn limit(table: &mut Table, capacities: &[Capacity]) -> std::result::Result<(), 
 }
 
 fn list(names: &[String]) -> String {
-    if names.is_empty() { "no column `space`".into() } else { format!("`{}`", names.join("`, `")) }
+    const SHOWN: usize = 6;
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{}`", brief(name))).collect();
+    match names.len() {
+        0 => "no column `space`".into(),
+        1..=SHOWN => shown.join(", "),
+        more => format!("{} and {} more", shown.join(", "), more - SHOWN),
+    }
 }
 
 /// The ids of items that an error knows by number.
 fn named(table: &Table, items: &[usize]) -> String {
     let known = items.iter().filter(|&&item| item < table.problem.items.len());
-    let names: Vec<String> = known.map(|&item| format!("item {item} is `{}`", table.id(item))).collect();
+    let names: Vec<String> = known.map(|&item| format!("item {item} is `{}`", brief(table.id(item)))).collect();
     if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) }
 }
 

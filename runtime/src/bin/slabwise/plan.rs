@@ -1,6 +1,6 @@
 //! `slabwise plan`: what a training step needs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::json;
 use slabwise::diff::PlanFile;
@@ -10,11 +10,12 @@ use slabwise::shape::Dim;
 use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Plan, Resources, Result, Run, Session};
 
 use crate::frontier;
-use crate::output::line;
+use crate::output::{line, save};
 
 #[derive(clap::Args)]
+#[command(after_long_help = format!("Models, and what their sizes are unless given:\n{}", Model::help()))]
 pub struct Args {
-    /// A built-in model, such as cnn, resnet50, gpt2 or gpt:layers=6,width=384
+    /// A built-in model, such as cnn, resnet50, gpt2 or lstm:length=320,layers=2; --help lists them with their sizes
     pub model: Model,
     /// Examples in a step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
@@ -62,6 +63,13 @@ pub struct Args {
     pub json: bool,
 }
 
+impl Args {
+    /// The files that are asked for.
+    pub fn outputs(&self) -> [&Option<PathBuf>; 5] {
+        [&self.svg, &self.html, &self.snapshot, &self.perfetto, &self.pprof]
+    }
+}
+
 /// Makes a program of a fixed batch, or where a budget refuses that of one that has a name, which may run in slices.
 pub fn of_batch<T>(batch: u32, mut make: impl FnMut(Dim) -> Result<T>) -> Result<T> {
     match make(batch.into()) {
@@ -80,7 +88,7 @@ pub fn run(args: &Args) -> Result<()> {
     let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
     let plan = of_batch(args.batch, |batch| network.plan_training(&session, batch, optimizer))?;
     if let Some(path) = &args.svg {
-        plan.write_svg(path)?;
+        save(path, plan.svg().as_bytes())?;
     }
     let exports = [&args.snapshot, &args.perfetto, &args.pprof].iter().any(|path| path.is_some());
     if args.html.is_some() || exports {
@@ -208,10 +216,6 @@ fn export(args: &Args, ran: &Ran) -> Result<()> {
         save(path, &bytes)?;
     }
     Ok(())
-}
-
-fn save(path: &Path, bytes: &[u8]) -> Result<()> {
-    std::fs::write(path, bytes).map_err(|source| Error::Io { path: path.into(), source })
 }
 
 /// Bytes that can be allocated without taking them from others, where the system tells it.

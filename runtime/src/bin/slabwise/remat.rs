@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use slabwise::{Bytes, Error, Result};
+use slabwise_planner::brief;
 use slabwise_planner::remat::{Budget, Limit, Placed, Remat, RematOptions, remat, remat_in_slab};
 use slabwise_planner::remat_graph::{RematGraph, order_json, placed_steps_json, steps_json};
 
 use crate::arguments::seconds;
 use crate::graph_file;
-use crate::output::{line, pairs};
+use crate::output::{bad_input, complain, line, pairs};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -35,7 +36,7 @@ pub struct Args {
     json: bool,
     /// Write the schedule: {"order": [...]}, or with --offload or --slab {"steps": [...]}; gzipped if its name ends in .gz
     #[arg(short, value_name = "OUT.json")]
-    output: Option<PathBuf>,
+    pub output: Option<PathBuf>,
 }
 
 /// Bytes, or a percentage.
@@ -45,13 +46,13 @@ fn budget(text: &str) -> std::result::Result<Budget, String> {
     };
     match percent.trim().parse::<f64>() {
         Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(Budget::Fraction(percent / 100.0)),
-        _ => Err(format!("`{text}` is no percentage")),
+        _ => Err(format!("`{}` is no percentage", brief(text))),
     }
 }
 
 fn link(text: &str) -> std::result::Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
-    number.ok_or_else(|| format!("`{text}` is no number of cost units per byte"))
+    number.ok_or_else(|| format!("`{}` is no number of cost units per byte", brief(text)))
 }
 
 /// Bad input ends with 2, a budget that is not met with 1: then the best found is shown and written all the same.
@@ -59,13 +60,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
     let graph = match graph_file::read(&args.graph) {
         Ok(graph) => graph,
-        Err(reason) => {
-            eprintln!("error: {reason}");
-            return Ok(ExitCode::from(2));
-        }
+        Err(reason) => return bad_input(reason),
     };
     let Some(why) = solve(args, &graph, start)? else { return Ok(ExitCode::SUCCESS) };
-    eprintln!("error: {why}");
+    complain(why);
     Ok(ExitCode::FAILURE)
 }
 

@@ -1,6 +1,6 @@
 //! `slabwise replay`: a trace of allocations and frees through a pool's policies.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
@@ -8,7 +8,9 @@ use slabwise::memory::replay::{Replay, ReplayError, Trace};
 use slabwise::memory::{MemoryConfig, Policy, Pool, export};
 use slabwise::{Bytes, Error, Result};
 
-use crate::output::{line, table};
+use slabwise_planner::brief;
+
+use crate::output::{bad_input, complain, line, save, table};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -29,10 +31,10 @@ pub struct Args {
     /// Write the pool at the trace's peak, and all that led to it, as a memory snapshot of PyTorch: JSON if the name ends in
     /// .json, else a pickle
     #[arg(long, value_name = "FILE", conflicts_with = "all")]
-    snapshot: Option<PathBuf>,
+    pub snapshot: Option<PathBuf>,
     /// Write what led to the trace's peak for Perfetto (JSON)
     #[arg(long, value_name = "FILE", conflicts_with = "all")]
-    perfetto: Option<PathBuf>,
+    pub perfetto: Option<PathBuf>,
     /// One JSON object instead of a table (with --all, an array of them)
     #[arg(long)]
     json: bool,
@@ -48,11 +50,11 @@ enum Capacity {
 fn capacity(text: &str) -> std::result::Result<Capacity, String> {
     match text.strip_suffix('x') {
         Some(factor) => {
-            let factor: f64 = factor.parse().map_err(|_| format!("`{text}` is no multiple of the peak"))?;
+            let factor: f64 = factor.parse().map_err(|_| format!("`{}` is no multiple of the peak", brief(text)))?;
             if factor > 0.0 && factor <= 1e6 {
                 Ok(Capacity::OfPeak(factor))
             } else {
-                Err(format!("`{text}` is not above 0x, or above 1000000x"))
+                Err(format!("`{}` is not above 0x, or above 1000000x", brief(text)))
             }
         }
         None => text.parse::<Bytes>().map(|bytes| Capacity::Bytes(bytes.0)).map_err(|e| e.to_string()),
@@ -61,13 +63,9 @@ fn capacity(text: &str) -> std::result::Result<Capacity, String> {
 
 /// A malformed trace ends with 2, one for which a policy has no memory with 1 (with --all: if none has).
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let bad_input = |reason: String| {
-        eprintln!("error: {reason}");
-        Ok(ExitCode::from(2))
-    };
     let trace = match Trace::read_file(&args.trace) {
         Ok(trace) => trace,
-        Err(error) => return bad_input(error.to_string()),
+        Err(error) => return bad_input(error),
     };
     let capacity = args.capacity.map(|capacity| match capacity {
         Capacity::Bytes(bytes) => bytes,
@@ -82,7 +80,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let replay = trace.watch(&config, capacity, events, |pool| written = write(args, pool));
         written?;
         match replay {
-            Err(ReplayError::Config(error)) => return bad_input(error.to_string()),
+            Err(ReplayError::Config(error)) => return bad_input(error),
             replay => replays.push((policy, replay)),
         }
     }
@@ -98,7 +96,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     for (policy, replay) in &replays {
         if let Err(error) = replay {
-            eprintln!("{}{error}", policy.map_or("error: ".into(), |p| format!("{p}: ")));
+            let of = policy.map_or(String::new(), |p| format!("{p}: "));
+            complain(format_args!("{}: {of}{error}", args.trace.display()));
         }
     }
     Ok(if replays.iter().any(|(_, r)| r.is_ok()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -106,7 +105,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// Writes the files that are asked for.
 fn write(args: &Args, pool: &Pool) -> Result<()> {
-    let save = |path: &Path, bytes: &[u8]| std::fs::write(path, bytes).map_err(|source| Error::Io { path: path.into(), source });
     let internal = |e: export::ExportError| Error::Internal(e.to_string());
     if let Some(path) = &args.snapshot {
         let json = path.extension().is_some_and(|extension| extension == "json");

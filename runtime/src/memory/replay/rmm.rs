@@ -1,5 +1,7 @@
 //! The log of the RAPIDS memory manager's `logging_resource_adaptor`.
 
+use slabwise_planner::brief;
+
 use super::Trace;
 use super::events::{Before, Logged, trace};
 
@@ -39,15 +41,15 @@ impl Trace {
                 if text == "(nil)" {
                     Ok(0)
                 } else {
-                    u64::from_str_radix(digits, 16).map_err(|_| wrong(format!("{name} `{text}` is no address")))
+                    u64::from_str_radix(digits, 16).map_err(|_| wrong(format!("{name} `{}` is no address", brief(text))))
                 }
             };
-            let bytes = || size.parse::<u64>().map_err(|_| wrong(format!("Size `{size}` is not a whole number from 0 to 2^64-1")));
+            let bytes = || size.parse::<u64>().map_err(|_| wrong(format!("Size `{}` is not a whole number from 0 to 2^64-1", brief(size))));
             log.push(match action {
                 "allocate" => Logged::Alloc { address: hex("Pointer", pointer)?, bytes: bytes()?, stream: hex("Stream", stream)? },
                 "free" => Logged::Free { address: hex("Pointer", pointer)?, bytes: bytes()? },
                 "allocate failure" => continue,
-                _ => return Err(wrong(format!("Action `{action}` is none of allocate, free, allocate failure"))),
+                _ => return Err(wrong(format!("Action `{}` is none of allocate, free, allocate failure", brief(action)))),
             });
             line_of.push(number);
         }

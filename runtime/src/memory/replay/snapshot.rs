@@ -3,10 +3,14 @@
 use std::collections::HashSet;
 
 use serde::Deserialize;
+use slabwise_planner::shortened;
 
 use super::Trace;
 use super::events::{Before, Logged, trace};
 use super::pickle::{Data, Id};
+
+/// Most characters of what a parser says.
+const MESSAGE_MAX: usize = 160;
 
 /// What is read of a snapshot.
 #[derive(Debug, Deserialize)]
@@ -53,7 +57,8 @@ impl Trace {
     /// # Errors
     /// The place that is wrong, and how.
     pub fn of_snapshot_json(text: &str) -> Result<Trace, String> {
-        let snapshot: Snapshot = serde_json::from_str(text).map_err(|e| format!("no memory snapshot: {e}"))?;
+        let snapshot: Snapshot =
+            serde_json::from_str(text).map_err(|e| format!("no memory snapshot: {}", shortened(&e.to_string(), MESSAGE_MAX)))?;
         snapshot.trace()
     }
 

@@ -59,63 +59,97 @@ pub struct Clusters {
     pub(in crate::passes) inline: Vec<bool>,
     /// Which values are written to memory.
     pub(in crate::passes) stored: Vec<bool>,
+    /// Edges that were looked at to keep kernels free of circles.
+    pub searched: u64,
+}
+
+/// Which kernels take values of which. Behind the kernels come the concatenations and paddings, as vertices of their own: a program may
+/// have many readers of many parts.
+pub(in crate::passes) struct Links {
+    /// For each vertex those that take its values, each once.
+    pub next: Vec<Vec<u32>>,
+    /// For each vertex those whose values it takes, each once.
+    pub before: Vec<Vec<u32>>,
 }
 
 impl Clusters {
     /// Checks that every computed node that is used has one kernel, and that the kernels are free of circles.
     pub fn verify(&self) -> Result<(), String> {
-        let mut quotient = petgraph::graph::DiGraph::<(), ()>::new();
-        let nodes: Vec<_> = self.list.iter().map(|_| quotient.add_node(())).collect();
         let mut count = vec![0; self.graph.nodes.len()];
-        for (at, cluster) in self.list.iter().enumerate() {
-            for &m in &cluster.members {
-                count[m.at()] += 1;
-                for source in self.sources(m) {
-                    match &self.places[source.at()] {
-                        Some(p) if p.cluster != at => {
-                            quotient.update_edge(nodes[p.cluster], nodes[at], ());
-                        }
-                        _ => {}
-                    }
-                }
-            }
-        }
+        self.list.iter().flat_map(|cluster| &cluster.members).for_each(|m| count[m.at()] += 1);
         if let Some(id) = self.graph.ids().find(|id| count[id.at()] > 1 || (count[id.at()] == 1) != self.places[id.at()].is_some()) {
             return Err(format!("{} is in {} kernels", self.graph.name(id), count[id.at()]));
         }
-        petgraph::algo::toposort(&quotient, None).map(|_| ()).map_err(|c| format!("kernel {} needs its own result", c.node_id().index()))
+        let Links { next, before } = self.links();
+        let mut waits: Vec<usize> = before.iter().map(Vec::len).collect();
+        let mut ready: Vec<u32> = (0..next.len() as u32).filter(|&at| waits[at as usize] == 0).collect();
+        let mut done = 0;
+        while let Some(at) = ready.pop() {
+            done += 1;
+            for &user in &next[at as usize] {
+                waits[user as usize] -= 1;
+                ready.extend((waits[user as usize] == 0).then_some(user));
+            }
+        }
+        match waits.iter().position(|&waits| waits > 0).filter(|_| done < next.len()) {
+            Some(at) => Err(format!("kernel {at} needs its own result")),
+            None => Ok(()),
+        }
+    }
+
+    /// Which kernels take values of which.
+    pub(in crate::passes) fn links(&self) -> Links {
+        let is_container = |id: NodeId| matches!(self.graph.node(id).op, Op::Concat { .. } | Op::Pad { .. });
+        let mut number = vec![u32::MAX; self.graph.nodes.len()];
+        let mut count = self.list.len() as u32;
+        for id in self.graph.ids().filter(|id| is_container(*id)) {
+            number[id.at()] = count;
+            count += 1;
+        }
+        let mut links = Links { next: vec![Vec::new(); count as usize], before: vec![Vec::new(); count as usize] };
+        let vertex = |source: NodeId| match &self.places[source.at()] {
+            Some(place) => Some(place.cluster as u32),
+            None => Some(number[source.at()]).filter(|&number| number != u32::MAX),
+        };
+        let mut take = |user: u32, id: NodeId| {
+            let before = &mut links.before[user as usize];
+            self.each_source(id, |source| before.extend(vertex(source).filter(|&v| v != user)));
+        };
+        for (at, cluster) in self.list.iter().enumerate() {
+            cluster.members.iter().for_each(|&m| take(at as u32, m));
+        }
+        self.graph.ids().filter(|id| is_container(*id)).for_each(|id| take(number[id.at()], id));
+        for (user, before) in links.before.iter_mut().enumerate() {
+            before.sort_unstable();
+            before.dedup();
+            before.iter().for_each(|&b| links.next[b as usize].push(user as u32));
+        }
+        links
     }
 
     /// The same, every kernel behind those it needs; as far as that leaves a choice, the kernel listed last comes first, and what
     /// is made again waits until nothing else can be done. Empty kernels go.
     pub(super) fn in_order(mut self) -> Self {
         let count = self.list.len();
-        let mut users: Vec<Vec<usize>> = vec![Vec::new(); count];
-        let mut waits = vec![0usize; count];
-        for (at, wait) in waits.iter_mut().enumerate() {
-            let mut before: Vec<usize> = Vec::new();
-            for &m in &self.list[at].members {
-                let sources = self.sources(m).into_iter().filter_map(|s| self.places[s.at()].as_ref());
-                before.extend(sources.map(|place| place.cluster).filter(|&c| c != at));
-            }
-            before.sort_unstable();
-            before.dedup();
-            *wait = before.len();
-            before.into_iter().for_each(|b| users[b].push(at));
-        }
+        let Links { next, before } = self.links();
+        let mut waits: Vec<usize> = before.iter().map(Vec::len).collect();
         let phase = |m: &NodeId| self.graph.origin(*m).phase;
         let in_time: Vec<bool> = self.list.iter().map(|c| c.members.iter().any(|m| phase(m) != Phase::Again)).collect();
         let mut ready: BinaryHeap<(bool, usize)> = (0..count).filter(|&at| waits[at] == 0).map(|at| (in_time[at], at)).collect();
+        // A concatenation of nothing that is computed waits for nothing.
+        let mut whole: Vec<usize> = (count..next.len()).filter(|&at| waits[at] == 0).collect();
         let (mut renamed, mut kept) = (vec![usize::MAX; count], Vec::with_capacity(count));
-        while let Some((_, at)) = ready.pop() {
-            if !self.list[at].members.is_empty() {
+        while let Some(at) = whole.pop().or_else(|| ready.pop().map(|(_, at)| at)) {
+            if at < count && !self.list[at].members.is_empty() {
                 renamed[at] = kept.len();
                 kept.push(std::mem::take(&mut self.list[at]));
             }
-            for &user in &users[at] {
+            for user in next[at].iter().map(|&user| user as usize) {
                 waits[user] -= 1;
-                if waits[user] == 0 {
+                if waits[user] == 0 && user < count {
                     ready.push((in_time[user], user));
+                } else if waits[user] == 0 {
+                    whole.push(user);
                 }
             }
         }
@@ -125,19 +159,16 @@ impl Clusters {
         self
     }
 
-    /// The computed nodes and leaves a node takes, through inlined values, concatenations and paddings.
-    pub(in crate::passes) fn sources(&self, id: NodeId) -> Vec<NodeId> {
-        let mut found = Vec::new();
-        let mut stack: Vec<NodeId> = self.edges[id.at()].iter().map(|e| e.source).collect();
+    /// Calls `visit` with the computed nodes, leaves, concatenations and paddings that a node takes, through inlined values.
+    pub(in crate::passes) fn each_source(&self, id: NodeId, mut visit: impl FnMut(NodeId)) {
+        let mut stack: SmallVec<[NodeId; 8]> = self.edges[id.at()].iter().map(|e| e.source).collect();
         while let Some(source) = stack.pop() {
-            let container = matches!(self.graph.node(source).op, Op::Concat { .. } | Op::Pad { .. });
-            if self.inline[source.at()] || container {
+            if self.inline[source.at()] {
                 stack.extend(self.edges[source.at()].iter().map(|e| e.source));
             } else {
-                found.push(source);
+                visit(source);
             }
         }
-        found
     }
 
     /// A name for a kernel: its anchor's, or its last member's, and how many further nodes it does.

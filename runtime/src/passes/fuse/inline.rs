@@ -51,19 +51,22 @@ const RECOMPUTED_MAX: u32 = 24;
 pub(super) fn recomputed(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[SmallVec<[(NodeId, usize); 4]>], inline: &mut [bool]) {
     let phase = |id: NodeId| graph.origin(id).phase;
     let returns = |id: NodeId| phase(id) == Phase::Forward && users[id.at()].iter().any(|(user, _)| phase(*user) != Phase::Forward);
-    let in_memory = |id: NodeId| {
+    let pinned = graph.pinned();
+    let memory = |id: NodeId| {
         let needed = |&(user, k): &(NodeId, usize)| {
             let op = &graph.node(user).op;
             let added = || added_product(graph, edges, users, user).is_some_and(|product| product != id);
             edges[user.at()][k].axes.is_none() || !(op.is_pointwise() || matches!(op, Op::Reduce(..) | Op::Assign(_))) || added()
         };
-        !is_computed(&graph.node(id).op) || graph.is_pinned(id) || users[id.at()].iter().any(needed)
+        !is_computed(&graph.node(id).op) || pinned[id.at()] || users[id.at()].iter().any(needed)
     };
+    let in_memory: Vec<bool> = graph.ids().map(memory).collect();
+    let returning: Vec<bool> = graph.ids().map(returns).collect();
     // Of what can be made of tensors in memory: how many operations that takes.
     let mut work: Vec<Option<u32>> = vec![None; graph.nodes.len()];
     for id in graph.ids() {
         let node = graph.node(id);
-        let pointwise = matches!(node.op, Op::Scalar(_) | Op::Cast(_)) && !inline[id.at()] && !graph.is_pinned(id);
+        let pointwise = matches!(node.op, Op::Scalar(_) | Op::Cast(_)) && !inline[id.at()] && !pinned[id.at()];
         let looped = |&(user, k): &(NodeId, usize)| {
             let op = &graph.node(user).op;
             (op.is_pointwise() || matches!(op, Op::Reduce(..))) && edges[user.at()][k].axes.is_some()
@@ -72,13 +75,13 @@ pub(super) fn recomputed(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[
             continue;
         }
         let wide: SmallVec<[NodeId; 3]> = edges[id.at()].iter().filter(|e| wide(graph, node, e)).map(|e| e.source).collect();
-        let kept = |s: &NodeId| in_memory(*s) || returns(*s);
+        let kept = |s: &NodeId| in_memory[s.at()] || returning[s.at()];
         let steps = wide.iter().map(|s| if inline[s.at()] || !kept(s) { work[s.at()] } else { Some(0) });
         let Some(steps) = steps.sum::<Option<u32>>().map(|n| n + 1).filter(|&n| n <= RECOMPUTED_MAX) else { continue };
         work[id.at()] = Some(steps);
         let cheap = matches!(node.op, Op::Scalar(ScalarOp::Add | ScalarOp::Sub | ScalarOp::Mul));
-        let beside = cheap && wide.len() == 1 && users[id.at()].len() > 1 && (inline[wide[0].at()] || in_memory(wide[0]));
-        if beside || (returns(id) && !wide.is_empty()) {
+        let beside = cheap && wide.len() == 1 && users[id.at()].len() > 1 && (inline[wide[0].at()] || in_memory[wide[0].at()]);
+        if beside || (returning[id.at()] && !wide.is_empty()) {
             let mut made = vec![id];
             while let Some(at) = made.pop() {
                 inline[at.at()] = true;

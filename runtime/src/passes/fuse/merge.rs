@@ -1,24 +1,25 @@
 //! Which kernels may become one, and how they do.
 
-use std::collections::HashSet;
-
 use smallvec::SmallVec;
 
-use super::{Builder, Cluster, MEMBERS_MAX, OPERANDS_MAX, ROW_MAX};
+use super::{Builder, Cluster, MEMBERS_MAX, Marks, OPERANDS_MAX, ROW_MAX};
 use crate::graph::Phase;
-use crate::ops::{NodeId, Op};
+use crate::ops::NodeId;
 use crate::passes::layout::AxisMap;
+use crate::passes::sequence::Ways;
 
 impl Builder<'_> {
     /// Makes the kernels that use one value into fewer, where that is possible; whether any were. A single number is no reason to:
     /// the updates of all weights use the rate, but each belongs to its gradient.
     pub(super) fn merge_all(&mut self, uses: &[(usize, Option<AxisMap>)]) -> bool {
+        let ranging = |(_, axes): &&(usize, Option<AxisMap>)| axes.as_ref().is_some_and(|axes| axes.iter().any(Option::is_some));
+        let of_points: SmallVec<[&(usize, Option<AxisMap>); 4]> = uses.iter().filter(|(_, axes)| axes.is_some()).collect();
         let mut merged = false;
-        for (i, (a, axes)) in uses.iter().enumerate() {
-            for (b, other) in &uses[i + 1..] {
+        for (i, one) in of_points.iter().enumerate().filter(|(_, one)| ranging(one)) {
+            let (a, axes) = one;
+            for (b, other) in &of_points[i + 1..] {
                 let alive = |at: usize| !self.list[at].members.is_empty();
-                let ranges = axes.as_ref().is_some_and(|axes| axes.iter().any(Option::is_some));
-                if ranges && other.is_some() && alive(*a) && alive(*b) {
+                if alive(*a) && alive(*b) {
                     merged |= (axes == other && self.merge_siblings(*a, *b)) || self.merge_tail(*a, *b) || self.merge_tail(*b, *a);
                 }
             }
@@ -48,9 +49,9 @@ impl Builder<'_> {
         if !(self.options.siblings && self.options.reductions && loops && same && self.may_merge(rows, tail)) {
             return false;
         }
-        let mut renamed: SmallVec<[Option<u8>; 6]> = SmallVec::from_elem(None, y.space.len());
+        let mut renamed: SmallVec<[Option<u8>; 6]> = SmallVec::from_elem(None, self.list[tail].space.len());
         own.iter().zip(&kept).for_each(|(&s, &to)| renamed[s] = Some(to));
-        for m in y.members.clone() {
+        for m in self.list[tail].members.clone() {
             for axis in &mut self.places[m.at()].as_mut().expect("members are placed").axes {
                 *axis = axis.and_then(|a| renamed[usize::from(a)]);
             }
@@ -61,9 +62,11 @@ impl Builder<'_> {
     }
 
     /// Whether two kernels may become one: it is not too large, neither needs the other's results, and both belong to one time.
-    pub(super) fn may_merge(&self, a: usize, b: usize) -> bool {
+    pub(super) fn may_merge(&mut self, a: usize, b: usize) -> bool {
         let (x, y) = (&self.list[a], &self.list[b]);
-        let small = x.members.len() + y.members.len() <= MEMBERS_MAX && self.operands(a).union(&self.operands(b)).count() <= OPERANDS_MAX;
+        if x.members.len() + y.members.len() > MEMBERS_MAX {
+            return false;
+        }
         // What is made again must not be made early, for then it would be kept.
         let phase = |m: &NodeId| self.graph.origin(*m).phase;
         let early = |a: &Cluster, b: &Cluster| {
@@ -71,11 +74,13 @@ impl Builder<'_> {
         };
         let in_time = !early(x, y) && !early(y, x);
         let alike = self.belong_together(&x.members, &y.members) && in_time;
-        small && alike && !self.shares_container(&x.members, &y.members) && !self.reaches(a, b) && !self.reaches(b, a)
+        let apart = alike && !self.shares_container(&x.members, &y.members);
+        apart && self.operands_of(&[a, b]) <= OPERANDS_MAX && !self.reaches(a, b) && !self.reaches(b, a)
     }
 
     /// Moves all members of `b` into `a`.
     pub(super) fn absorb(&mut self, a: usize, b: usize) {
+        self.join_in_order(self.seats[b], a);
         let moved = std::mem::take(&mut self.list[b]);
         let into = &mut self.list[a];
         for (r, m) in into.reduced.iter_mut().zip(&moved.reduced) {
@@ -95,9 +100,7 @@ impl Builder<'_> {
 
     /// Whether parts of one concatenation or padding are among both: one kernel may write only one part of a buffer.
     pub(super) fn shares_container(&self, a: &[NodeId], b: &[NodeId]) -> bool {
-        let container = |m: &NodeId| {
-            self.users[m.at()].iter().map(|u| u.0).find(|u| matches!(self.graph.node(*u).op, Op::Concat { .. } | Op::Pad { .. }))
-        };
+        let container = |m: &NodeId| self.containers.of(*m);
         a.iter().filter_map(container).any(|c| b.iter().filter_map(container).any(|d| c == d))
     }
 
@@ -115,59 +118,100 @@ impl Builder<'_> {
     }
 
     /// Whether a kernel's results are needed, directly or not, by another.
-    pub(super) fn reaches(&self, from: usize, to: usize) -> bool {
-        let mut seen = HashSet::from([from]);
-        let mut stack = vec![from];
-        while let Some(at) = stack.pop() {
-            for &m in &self.list[at].members {
-                let mut nodes: SmallVec<[NodeId; 8]> = self.users[m.at()].iter().map(|u| u.0).collect();
-                while let Some(user) = nodes.pop() {
-                    match &self.places[user.at()] {
-                        Some(place) if place.cluster == to && at != to => return true,
-                        Some(place) => {
-                            if seen.insert(place.cluster) {
-                                stack.push(place.cluster);
-                            }
-                        }
-                        // Concatenations and paddings lead on to whoever reads them.
-                        None => nodes.extend(self.users[user.at()].iter().map(|u| u.0)),
-                    }
-                }
-            }
+    pub(super) fn reaches(&mut self, from: usize, to: usize) -> bool {
+        let mut order = std::mem::take(&mut self.order);
+        let leads = order.leads(self, self.seats[from], self.seats[to]);
+        self.order = order;
+        leads
+    }
+
+    /// Gives a kernel the place in the order that it can have together with a node or the seat of another kernel.
+    pub(super) fn join_in_order(&mut self, seat: u32, cluster: usize) {
+        if self.seats[cluster] != seat {
+            let mut order = std::mem::take(&mut self.order);
+            self.seats[cluster] = order.join(self, seat, self.seats[cluster]);
+            self.order = order;
         }
-        false
     }
 
-    /// What a kernel reads and writes beside its members' values, as (node, is it stored here).
-    pub(super) fn operands(&self, cluster: usize) -> HashSet<(NodeId, bool)> {
-        let mut set = HashSet::new();
-        for &m in &self.list[cluster].members {
-            self.add_operands(m, cluster, &mut set);
-        }
-        set
+    /// What kernels read and write beside their members' values, counted: a node once as read and once as stored.
+    fn operands_of(&mut self, clusters: &[usize]) -> usize {
+        let mut marks = self.begin_marks();
+        let count = |at: &usize| self.list[*at].members.iter().map(|&m| self.mark_operands(m, *at, &mut marks)).sum::<usize>();
+        let count = clusters.iter().map(count).sum();
+        self.marks = marks;
+        count
     }
 
-    pub(super) fn operands_with(&self, cluster: usize, id: NodeId) -> usize {
-        let mut set = self.operands(cluster);
-        self.add_operands(id, cluster, &mut set);
-        set.remove(&(id, false));
-        set.len()
+    /// The same of a kernel that a node joins.
+    pub(super) fn operands_with(&mut self, cluster: usize, id: NodeId) -> usize {
+        let mut marks = self.begin_marks();
+        let members = self.list[cluster].members.iter().chain([&id]);
+        let count = members.map(|&m| self.mark_operands(m, cluster, &mut marks)).sum::<usize>();
+        // The node itself is read from where it is computed.
+        let read = !marks.set(id, false);
+        self.marks = marks;
+        count - usize::from(read)
     }
 
-    pub(super) fn add_operands(&self, id: NodeId, cluster: usize, set: &mut HashSet<(NodeId, bool)>) {
+    fn begin_marks(&mut self) -> Marks {
+        let mut marks = std::mem::replace(&mut self.marks, Marks::new(0));
+        marks.clear();
+        marks
+    }
+
+    /// Marks what a member of a kernel reads and writes there; how many marks are new.
+    fn mark_operands(&self, id: NodeId, cluster: usize, marks: &mut Marks) -> usize {
         let outside = |n: NodeId| self.places[n.at()].as_ref().is_none_or(|p| p.cluster != cluster);
         let mut sources: SmallVec<[NodeId; 8]> = self.edges[id.at()].iter().map(|e| e.source).collect();
+        let mut count = 0;
         while let Some(source) = sources.pop() {
             if self.inline[source.at()] {
                 sources.extend(self.edges[source.at()].iter().map(|e| e.source));
             } else if outside(source) {
-                set.insert((source, false));
+                count += usize::from(marks.set(source, false));
             }
         }
-        let users = &self.users[id.at()];
-        let stored = self.graph.outputs.contains(&id) || users.iter().any(|(u, _)| outside(*u));
-        if stored {
-            set.insert((id, true));
+        let stored = self.is_output[id.at()] || self.users[id.at()].iter().any(|(u, _)| outside(*u));
+        count + usize::from(stored && marks.set(id, true))
+    }
+}
+
+/// Kernels by their seats, and nodes that are in none: concatenations, paddings and what is not looked at yet.
+impl Ways for Builder<'_> {
+    fn degree(&self, vertex: u32, backward: bool) -> usize {
+        let of = |m: &NodeId| if backward { self.edges[m.at()].len() } else { self.users[m.at()].len() };
+        self.members_of(NodeId(vertex), |members| members.iter().map(of).sum())
+    }
+
+    fn each(&self, vertex: u32, backward: bool, visit: &mut dyn FnMut(u32)) {
+        let mut stack: SmallVec<[NodeId; 16]> = SmallVec::new();
+        let beside = |stack: &mut SmallVec<[NodeId; 16]>, m: NodeId| match backward {
+            true => stack.extend(self.edges[m.at()].iter().map(|e| e.source)),
+            false => stack.extend(self.users[m.at()].iter().map(|u| u.0)),
+        };
+        self.members_of(NodeId(vertex), |members| {
+            for &m in members {
+                beside(&mut stack, m);
+                while let Some(other) = stack.pop() {
+                    // What kernels make for themselves leads on.
+                    match &self.places[other.at()] {
+                        Some(place) => visit(self.seats[place.cluster]),
+                        None if self.inline[other.at()] => beside(&mut stack, other),
+                        None => visit(other.0),
+                    }
+                }
+            }
+        });
+    }
+}
+
+impl Builder<'_> {
+    /// The members of the kernel that has this seat, or the node by itself.
+    fn members_of<R>(&self, seat: NodeId, look: impl FnOnce(&[NodeId]) -> R) -> R {
+        match &self.places[seat.at()] {
+            Some(place) => look(&self.list[place.cluster].members),
+            None => look(&[seat]),
         }
     }
 }

@@ -20,8 +20,7 @@
 //! NaN, passes dy to a place where r > 0 does not hold, and there the old mask, here the new one, makes it 0. Every place
 //! adds the same numbers in the same order, but for added zeros. The sign of a zero may differ.
 
-use std::collections::HashMap;
-
+use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::spec::{PoolKind, Window};
@@ -79,8 +78,8 @@ impl Step {
 }
 
 /// The nodes that change, over all relus of a graph whose every use is part of the pattern.
-pub(super) fn find(graph: &Graph, live: &[bool]) -> HashMap<NodeId, Step> {
-    let mut steps = HashMap::new();
+pub(super) fn find(graph: &Graph, live: &[bool]) -> FxHashMap<NodeId, Step> {
+    let mut steps = FxHashMap::default();
     if !graph.nodes.iter().any(|n| matches!(n.op, Op::Pool2d(PoolKind::Max, _))) {
         return steps;
     }

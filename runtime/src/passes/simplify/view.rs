@@ -85,7 +85,7 @@ fn slice(b: &mut Builder, start: &Dims, step: &SmallVec<[u32; 6]>, x: NodeId, di
         // Taking off what was put on.
         Op::Pad { start: at, step: by, .. } if at == start && by == step && b.dims(inner.inputs[0]) == dims => Some(inner.inputs[0]),
         Op::Concat { axis } => {
-            let (part, offset) = part_of(b, *axis, &inner.inputs, start[*axis], step[*axis], dims[*axis])?;
+            let (part, offset) = part_of(b, x, *axis, &inner.inputs, (start[*axis], step[*axis], dims[*axis]))?;
             let mut start = start.clone();
             start[*axis] = start[*axis].checked_sub(offset)?;
             Some(b.emit(Op::Slice { start, step: step.clone() }, &[part], dtype, dims.clone()))
@@ -95,22 +95,32 @@ fn slice(b: &mut Builder, start: &Dims, step: &SmallVec<[u32; 6]>, x: NodeId, di
 }
 
 /// The part of a concatenation that holds all of `start, start + step, …` (`n` places), and where it begins.
-fn part_of(b: &Builder, axis: usize, parts: &[NodeId], start: Size, step: u32, n: Size) -> Option<(NodeId, Size)> {
-    let mut offset = Size::ZERO;
-    for &part in parts {
-        let length = b.dims(part)[axis];
-        let whole = start == offset && n == length && step == 1;
+fn part_of(b: &mut Builder, whole: NodeId, axis: usize, parts: &[NodeId], (start, step, n): (Size, u32, Size)) -> Option<(NodeId, Size)> {
+    if !b.starts.contains_key(&whole) {
+        let mut starts = Vec::with_capacity(parts.len());
+        let mut offset = Size::ZERO;
+        for &part in parts {
+            starts.push(offset);
+            offset = offset.checked_add(b.dims(part)[axis])?;
+        }
+        b.starts.insert(whole, starts);
+    }
+    let starts = &b.starts[&whole];
+    let holds = |at: usize| {
+        let (offset, length) = (starts[at], b.dims(parts[at])[axis]);
+        let all = start == offset && n == length && step == 1;
         let inside = || {
             let (start, n, offset, length) = (start.as_fixed()?, n.as_fixed()?, offset.as_fixed()?, length.as_fixed()?);
             let last = start.checked_add(n.checked_sub(1)?.checked_mul(i64::from(step))?)?;
             Some(n > 0 && start >= offset && last < offset.checked_add(length)?)
         };
-        if whole || inside() == Some(true) {
-            return Some((part, offset));
-        }
-        offset = offset.checked_add(length)?;
-    }
-    None
+        all || inside() == Some(true)
+    };
+    // Where all lengths are numbers, the part is the last one that begins there, or an empty one before it.
+    let fixed = start.as_fixed().filter(|_| starts.last().is_some_and(|last| last.as_fixed().is_some()));
+    let from = fixed.map_or(0, |start| starts.partition_point(|s| s.as_fixed() < Some(start)).saturating_sub(1));
+    let upto = fixed.map_or(starts.len(), |start| starts.partition_point(|s| s.as_fixed() <= Some(start)));
+    (from..upto).find(|&at| holds(at)).map(|at| (parts[at], starts[at]))
 }
 
 /// The tensors of which the parts of a concatenation are reshapes that join its axis with the next one, and the length of that, if

@@ -1,7 +1,6 @@
 //! Which kernels to run on slices, and on how many, so that a budget is kept.
 
-use std::collections::HashSet;
-
+use rustc_hash::FxHashSet;
 use slabwise_planner::{Buffer, BufferId, Dag, Options, Plan, Repeated, plan_for, plan_within};
 
 use super::Cuttable;
@@ -215,8 +214,8 @@ fn floor(cuttable: &Cuttable) -> u64 {
     let sum = |of: &dyn Fn(&Buffer) -> bool| dag.buffers.iter().filter(|b| of(b)).map(Buffer::occupied).sum::<u64>();
     let whole = dag.tasks.iter().enumerate().filter(|(at, _)| !cuttable.pays[*at]);
     let needs = whole.map(|(at, task)| {
-        let touched: HashSet<BufferId> = task.reads.iter().chain(&task.writes).copied().collect();
-        let taken: HashSet<BufferId> = dag.may_reuse.iter().filter(|pair| pair.task.index() == at).map(|pair| pair.to).collect();
+        let touched: FxHashSet<BufferId> = task.reads.iter().chain(&task.writes).copied().collect();
+        let taken: FxHashSet<BufferId> = dag.may_reuse.iter().filter(|pair| pair.task.index() == at).map(|pair| pair.to).collect();
         touched.difference(&taken).map(|b| dag.buffers[b.index()].occupied()).sum::<u64>()
             // Slices could have smaller ones.
             + if cuttable.units[at].is_none() { task.workspace_occupied() } else { 0 }

@@ -341,7 +341,7 @@ impl Emitter<'_> {
             loads.sort_unstable();
             loads.dedup();
             for k in loads.into_iter().filter(|&k| moved(k)) {
-                let _ = writeln!(text, "const {0} x{k} = load_vec<{0}>(a{k} + {1});", vector_of(k), ahead.element(k));
+                let _ = writeln!(text, "const {0} x{k} = load_vec<{0}>(a{k} + ({1}));", vector_of(k), ahead.element(k));
             }
             for store in self.full_stores(l) {
                 let _ = writeln!(text, "{} y{};", vector_of(store.operand), store.operand);
@@ -375,7 +375,7 @@ impl Emitter<'_> {
         if vector > 1 {
             text += "}\n";
             for store in self.full_stores(l) {
-                let _ = writeln!(text, "store_vec(a{0} + {1}, y{0});", store.operand, ahead.element(store.operand));
+                let _ = writeln!(text, "store_vec(a{0} + ({1}), y{0});", store.operand, ahead.element(store.operand));
             }
         }
         text += "}\n}\n";

@@ -1,0 +1,71 @@
+//! Loaded code and its kernels.
+
+use std::ffi::{CString, c_int};
+use std::ptr::null_mut;
+
+use cudarc::driver::sys;
+
+use super::{DriverError, Result, check};
+
+/// Loaded code. Its context is current and outlives it, and what it runs is done when it goes.
+#[derive(Debug)]
+pub(crate) struct Module(sys::CUmodule);
+
+/// A kernel of a module that is loaded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Function(sys::CUfunction);
+
+// SAFETY: the driver takes calls for modules and functions from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+// SAFETY: as above.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Module {
+    /// Loads a cubin.
+    pub fn load(image: &[u8]) -> Result<Module> {
+        let mut raw = null_mut();
+        // SAFETY: a cubin says how long it is; the driver reads no further.
+        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut raw, image.as_ptr().cast()) })?;
+        Ok(Module(raw))
+    }
+
+    /// A kernel of this name.
+    pub fn function(&self, name: &str) -> Result<Function> {
+        let failed = |e: std::ffi::NulError| DriverError::Failed { call: "cuModuleGetFunction", code: e.to_string() };
+        let name = CString::new(name).map_err(failed)?;
+        let mut raw = null_mut();
+        // SAFETY: the module lives, and the name ends in 0.
+        check("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&mut raw, self.0, name.as_ptr()) })?;
+        Ok(Function(raw))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: it was loaded and is unloaded only here.
+        unsafe { sys::cuModuleUnload(self.0) };
+    }
+}
+
+impl Function {
+    /// Lets launches ask for all shared memory that a block of the device may have, less what the kernel itself declares:
+    /// the driver refuses a larger sum of both.
+    pub fn allow_shared(self, block_bytes_max: u32) -> Result<Function> {
+        use sys::CUfunction_attribute as A;
+        let mut declared: c_int = 0;
+        // SAFETY: the function was found in a module that lives, and the pointer is valid for writing.
+        check("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&mut declared, A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.0) })?;
+        let left = c_int::try_from(block_bytes_max).unwrap_or(c_int::MAX).saturating_sub(declared);
+        // SAFETY: as above.
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.0, A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, left) })?;
+        Ok(self)
+    }
+
+    pub(super) fn raw(self) -> sys::CUfunction {
+        self.0
+    }
+}

@@ -1,0 +1,63 @@
+//! Texts of others in messages.
+
+/// Most characters of a name or a field in a message.
+const BRIEF: usize = 48;
+
+/// A name or a field of somebody else's file, as a message shows it: see [`shortened`], to 48 characters.
+pub fn brief(text: &str) -> String {
+    shortened(text, BRIEF)
+}
+
+/// A text of at most `most` characters: of a longer one the beginning and the end, `…` between them. Control characters, and
+/// others that cannot be seen, are escaped, so that no text can hide or take over the message that it stands in.
+pub fn shortened(text: &str, most: usize) -> String {
+    let (whole, is_all) = taken(text.chars(), most);
+    if is_all {
+        return whole.concat();
+    }
+    let tail = most / 3;
+    let (head, _) = taken(text.chars(), most.saturating_sub(tail + 1));
+    let (mut end, _) = taken(text.chars().rev(), tail);
+    end.reverse();
+    format!("{}…{}", head.concat(), end.concat())
+}
+
+/// As many of these characters as fit, escaped; and whether all do.
+fn taken(characters: impl Iterator<Item = char>, most: usize) -> (Vec<String>, bool) {
+    let (mut pieces, mut width) = (Vec::new(), 0);
+    for c in characters {
+        let piece = match c {
+            '"' | '\'' | '\\' => c.to_string(),
+            _ => c.escape_debug().to_string(),
+        };
+        width += piece.chars().count();
+        if width > most {
+            return (pieces, false);
+        }
+        pieces.push(piece);
+    }
+    (pieces, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_texts_stay_and_long_ones_keep_both_ends() {
+        assert_eq!(brief("a \"quoted\" näme"), "a \"quoted\" näme");
+        assert_eq!(shortened("0123456789abcdef", 10), "012345…def");
+        for most in 0..40 {
+            let cut = shortened(&"x".repeat(1000), most);
+            assert!(cut.chars().count() <= most.max(1), "{cut}");
+        }
+        assert_eq!(brief(&"[".repeat(2_000_000)).chars().count(), BRIEF);
+    }
+
+    #[test]
+    fn nothing_that_cannot_be_seen_is_left() {
+        assert_eq!(brief("a\0\u{1b}[31m\n\u{202e}b"), "a\\0\\u{1b}[31m\\n\\u{202e}b");
+        let zeros = brief(&"\0".repeat(1000));
+        assert!(zeros.chars().count() <= BRIEF && !zeros.contains('\0'), "{zeros}");
+    }
+}

@@ -1,0 +1,58 @@
+//! Variables of the environment. One that is empty or blank counts as not set.
+
+use slabwise_planner::brief;
+
+use crate::error::{Error, Result};
+use crate::memory::MemoryConfig;
+
+/// The most threads that a session may be asked for.
+const THREADS_MAX: usize = 1024;
+
+/// Whether a CUDA device replays a program as one graph.
+pub const GRAPHS: &str = "SLABWISE_CUDA_GRAPHS";
+/// Whether products are timed on a CUDA device.
+pub const AUTOTUNE: &str = "SLABWISE_AUTOTUNE";
+/// Variables that are 0 or 1, and 1 unless set.
+pub const SWITCHES: [&str; 2] = [GRAPHS, AUTOTUNE];
+
+/// What a variable is set to.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).filter(|text| !text.trim().is_empty())
+}
+
+/// `SLABWISE_THREADS`: how many threads a session's kernels use.
+///
+/// # Errors
+/// If it is no number from 1 to 1024.
+pub fn threads() -> Result<Option<usize>> {
+    let Some(text) = variable("SLABWISE_THREADS") else { return Ok(None) };
+    let number = text.trim().parse().ok().filter(|n| (1..=THREADS_MAX).contains(n));
+    let wrong = || Error::Value(format!("SLABWISE_THREADS is {:?}; it is a number of threads from 1 to {THREADS_MAX}", brief(&text)));
+    number.map(Some).ok_or_else(wrong)
+}
+
+/// Whether a variable of [`SWITCHES`] is on.
+///
+/// # Errors
+/// If it is neither 0 nor 1.
+pub fn switch(name: &str) -> Result<bool> {
+    match variable(name).as_deref().map(str::trim) {
+        None | Some("1") => Ok(true),
+        Some("0") => Ok(false),
+        Some(text) => Err(Error::Value(format!("{name} is {:?}; it is 0 or 1", brief(text)))),
+    }
+}
+
+/// Checks the variables that every session reads, whatever its device.
+///
+/// # Errors
+/// The first that makes no sense.
+pub fn check() -> Result<()> {
+    mistakes().into_iter().next().map_or(Ok(()), Err)
+}
+
+/// All variables that make no sense.
+pub fn mistakes() -> Vec<Error> {
+    let pool = MemoryConfig::survey().1.into_iter().map(|error| Error::Value(error.to_string()));
+    threads().err().into_iter().chain(SWITCHES.into_iter().filter_map(|name| switch(name).err())).chain(pool).collect()
+}
