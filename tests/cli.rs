@@ -256,6 +256,31 @@ fn bench_times_steps() {
 }
 
 #[test]
+fn bench_compile_times_each_stage() {
+    let report = json("bench compile lstm:length=3,hidden=8 --batch 2");
+    assert_keys(&report, "all_s batch kernels model nodes stages");
+    assert_eq!(report["model"], "lstm:hidden=8,length=3");
+    let stages = report["stages"].as_array().unwrap();
+    let names: Vec<&str> = stages.iter().map(|stage| stage["name"].as_str().unwrap()).collect();
+    let expected = "trace finish simplify remake legalise fuse lower schedule plan check variables link load";
+    assert_eq!(names.join(" "), expected);
+    let sum: f64 = stages.iter().map(|stage| stage["s"].as_f64().unwrap()).sum();
+    assert!(sum > 0.0 && (sum - report["all_s"].as_f64().unwrap()).abs() < 1e-6);
+    let table = text("bench compile mlp:hidden1=16 ode:steps=2 --batch 2 --steps 2");
+    assert!(table.contains("mlp:hidden1=16 ms") && table.contains("ode:steps=2 ms"), "{table}");
+    assert!(expected.split(' ').all(|stage| table.lines().any(|line| line.starts_with(stage))), "{table}");
+}
+
+/// Every model is listed with its sizes, in a form that can be given.
+#[test]
+fn help_lists_the_sizes_of_models() {
+    let help = text("plan --help");
+    for line in ["lstm:vocabulary=128,width=128,hidden=256,length=32,layers=1", "ode:width=16,hidden=64,steps=20,classes=10"] {
+        assert!(help.contains(line), "{help}");
+    }
+}
+
+#[test]
 fn wrong_usage_is_told_apart_from_what_cannot_be_done() {
     for wrong in [
         "",
@@ -276,6 +301,13 @@ fn wrong_usage_is_told_apart_from_what_cannot_be_done() {
     for unknown in ["plan resnet99", "compare resnet99", "bench resnet99"] {
         let why = failure(unknown, 2);
         assert!(why.contains("unknown model \"resnet99\"; there are mlp, cnn"), "{why}");
+    }
+    let sizes = failure("plan gpt:layers=1,layers=2", 2);
+    assert!(sizes.contains("gpt: layers is given twice"), "{sizes}");
+    let sizes = failure("bench gpt:depth=3", 2);
+    assert!(sizes.contains("gpt has no size \"depth\"; there are layers, width,"), "{sizes}");
+    for usage in ["bench compile", "bench mlp cnn"] {
+        assert!(failure(usage, 2).contains("models follow `bench compile`"));
     }
     let device = failure("plan mlp --device cuda:0", 1);
     assert!(device.starts_with("error: device cuda:0"), "{device}");
@@ -339,8 +371,9 @@ fn a_variable_that_makes_no_sense_is_wrong_usage_wherever_it_is_read() {
     let switches = [(&"SLABWISE_THREADS", "lots"), (&"SLABWISE_AUTOTUNE", "abc"), (&"SLABWISE_CUDA_GRAPHS", "x")];
     for (name, value) in variables.chain(switches) {
         let commands = ["plan mlp".into(), "compare mlp".into(), "bench mlp".into(), format!("replay {trace}")];
-        // A replay has no threads and no products.
-        let commands = if MemoryConfig::VARIABLES.contains(name) { &commands[..] } else { &commands[..3] };
+        // A replay has no threads and no products, and its device is all the pool's.
+        let is_replayed = MemoryConfig::VARIABLES.contains(name) && *name != "SLABWISE_MEM_FRACTION";
+        let commands = if is_replayed { &commands[..] } else { &commands[..3] };
         for command in commands {
             let output = Command::new(env!("CARGO_BIN_EXE_slabwise")).args(command.split(' ')).env(name, value).output().unwrap();
             let why = String::from_utf8(output.stderr).unwrap();

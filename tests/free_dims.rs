@@ -147,7 +147,7 @@ fn mistakes_name_the_input() {
         }
     };
     let (name, message) = refused(0, 3);
-    assert!(name == "x" && message.contains("\"len\" is 0"), "{name}: {message}");
+    assert!(name == "y" && message.contains("\"len\" is 3, but 0 in another input"), "{name}: {message}");
     let (name, message) = refused(4, 3);
     assert!(name == "y" && message.contains("\"len\" is 3, but 4 in another input"), "{name}: {message}");
     let (name, message) = refused(1 << 20, 1 << 20);

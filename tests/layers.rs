@@ -133,8 +133,11 @@ fn batch_norm_keeps_running_statistics() {
         let [got] = session.run(&eval, (&x,)).expect("it runs");
         assert_close(got.view::<f32>().expect("f32").as_slice().expect("contiguous"), &y, 1e-5 + offset.abs() * 1e-6);
         drop(got);
-        // A step of no examples has no statistics, but does not go beyond its memory.
-        assert_eq!(session.run(&train, (&none,)).expect("it runs")[0].shape()[0], 0);
+        // A step of no examples has no statistics: it is refused before the running ones move.
+        let running = session.value("norm.running_mean").expect("there");
+        let error = session.run(&train, (&none,)).map(|_| ()).expect_err("no statistics").to_string();
+        assert!(error.contains("batch norm: axis 0 of [batch, 3"), "{error}");
+        assert_eq!(session.value("norm.running_mean").expect("there"), running);
     }
 }
 

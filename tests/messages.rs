@@ -51,7 +51,16 @@ fn several_mistakes_are_one_line_each() {
     let sum = x + trace.ones((4, 4));
     let product = x.matmul(trace.ones((4, 3)));
     let flat = x.reshape((5, 2));
-    compiling(here, &params, &trace, [sum, product, flat], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [sum, product, flat],
+        expect![[r#"
+        +2: add [4, 3] and [4, 4]: shapes do not broadcast
+        +3: matmul [4, 3] × [4, 3]: inner dimensions 3 and 4 differ
+        +4: reshape [4, 3] to [5, 2]: 12 elements become 10"#]],
+    );
 }
 
 #[test]
@@ -63,7 +72,18 @@ fn losses_of_shapes_that_differ() {
     let c = x.huber(trace.ones((1, 1)), 1.0);
     let d = x.sigmoid().binary_cross_entropy(y.cast(I32));
     let e = trace.ones((2, 3)).binary_cross_entropy_with_logits(trace.ones((3, 2)));
-    compiling(here, &params, &trace, [a, b, c, d, e, x.mse(0.5), y.huber(y, 1.0)], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [a, b, c, d, e, x.mse(0.5), y.huber(y, 1.0)],
+        expect![[r#"
+        +2: mse of f32 [batch, 1] with a target f32 [batch]: a loss compares equal shapes; squeeze(1) on the prediction makes them so
+        +3: l1 of f32 [batch] with a target f32 [batch, 1]: a loss compares equal shapes; squeeze(1) on the target makes them so
+        +4: huber of f32 [batch, 1] with a target f32 [1, 1]: a loss compares equal shapes; if the target is to be repeated, say so with expand
+        +5: binary_cross_entropy of f32 [batch, 1] with a target i32 [batch]: both are to be f32; convert with cast(F32)
+        +6: binary_cross_entropy_with_logits of f32 [2, 3] with a target f32 [3, 2]: a loss compares equal shapes; reshape one to the shape of the other"#]],
+    );
 }
 
 #[test]
@@ -73,7 +93,7 @@ fn a_parameter_declared_in_two_shapes_is_one_mistake() {
     let second = Linear::without_bias(&params.root() / "head", 3, 3);
     let trace = Trace::inference();
     let y = trace.ones((2, 4)).apply(&first).apply(&second);
-    compiling(here, &params, &trace, [y], expect![[""]]);
+    compiling(here, &params, &trace, [y], expect![[r#"+2: "head.weight" is declared as [3, 3], and as [3, 4] at +1 (in "head")"#]]);
 }
 
 #[test]
@@ -83,7 +103,15 @@ fn two_layers_of_one_name() {
     let second = Linear::without_bias(&params.root() / "body", 3, 3);
     let trace = Trace::inference();
     let y = trace.ones((2, 3)).apply(&first).apply(&second).apply(&first).apply(&second);
-    compiling(here, &params, &trace, [y], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [y],
+        expect![[
+            r#"+4: "body.weight" is declared at +1 and again at +2: two layers have one name and would share weights; give the second another name, or its place as Scope::shared() if they are to (in "body")"#
+        ]],
+    );
     // A layer applied twice, a model declared anew for another program, and a place that is shared on purpose are none.
     let shared = Linear::without_bias((&params.root() / "body").shared(), 3, 3);
     for layers in [[&first, &first], [&second, &second], [&first, &shared], [&shared, &first]] {
@@ -103,7 +131,19 @@ fn statistics_and_parameters() {
     params.root().param("low", (-3,), Init::Uniform { low: 1.0, high: 0.0 });
     let trace = Trace::inference();
     trace.statistic(&scale).value();
-    compiling(here, &params, &trace, [trace.param(&scale)], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [trace.param(&scale)],
+        expect![[r#"
+        +2: "scale" is declared as a statistic [3], and as a parameter [3] at +1
+        +3: parameter "a\nb": a name has no line breaks and no other control characters
+        +4: a parameter needs a name
+        +5: parameter "low" cannot be uniform between 1 and 0
+        +5: parameter "low" has the negative length -3
+        +7: "scale" is a parameter: what changes it is an optimizer"#]],
+    );
 }
 
 #[test]
@@ -113,10 +153,26 @@ fn parameters_of_another_model() {
     let (ours, theirs) = (Linear::new(&params.root() / "ours", 3, 3), Linear::new(&other.root() / "theirs", 3, 3));
     let trace = Trace::inference().named("mixed");
     let y = trace.ones((1, 3)).apply(&ours).apply(&theirs);
-    compiling(here, &params, &trace, [y], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [y],
+        expect![[r#"
+        +3: parameter "theirs.weight" belongs to other Params than those used before, as "ours.weight"; one program reads the parameters of one Params (in "theirs")
+        +3: parameter "theirs.bias" belongs to other Params than those used before, as "ours.weight"; one program reads the parameters of one Params (in "theirs")"#]],
+    );
     let trace = Trace::inference().named("stray");
     let y = trace.ones((1, 3)).apply(&theirs);
-    compiling(here, &params, &trace, [y], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [y],
+        expect![[
+            r#""stray" reads "theirs.weight" and "theirs.bias", declared in other Params than this session's; make the session with the Params of the model, of which clones are as good"#
+        ]],
+    );
 }
 
 #[test]
@@ -129,7 +185,18 @@ fn states() {
     count.set(count.value() + 1);
     count.set(count.value() + 2);
     trace.state("count", F32, (2,), Init::Constant(0.0));
-    compiling(here, &params, &trace, [trace.ones(())], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [trace.ones(())],
+        expect![[r#"
+        +1: state "a\nb": a name has no line breaks and no other control characters
+        +2: state "sampling": this name belongs to the random state
+        +4: "count" is i32 [] and cannot be set to f32 [2]
+        +6: "count" is set a second time
+        +7: "count" is declared as state i32 [] and as state f32 [2]"#]],
+    );
 }
 
 #[test]
@@ -145,15 +212,33 @@ fn inputs_that_do_not_fit() {
     let program = session.compile(&trace, [y]).expect("compiles");
     let (x, labels, weights) = (Array2::<f32>::zeros((5, 4)), Array1::<i32>::zeros(5), Array1::<f32>::zeros(5));
     let mut feed = |feed: &dyn slabwise::feed::Feed, expected| says(0, session.run(&program, feed).map(|_| ()), expected);
-    feed(&(&labels, &x, &weights), expect![[""]]);
-    feed(&(&labels, &weights, &x), expect![[""]]);
-    feed(&(&x, &labels), expect![[""]]);
-    feed(&&x, expect![[""]]);
-    feed(&(), expect![[""]]);
-    feed(&(&Array2::<f32>::zeros((9, 4)), &labels, &weights), expect![[""]]);
-    feed(&(&x, &labels, &Array1::<f32>::zeros(4)), expect![[""]]);
-    feed(&(&x, &labels, &Array2::<f32>::zeros((5, 1))), expect![[""]]);
-    feed(&(&[1.0f32; 7], &labels, &weights), expect![[""]]);
+    feed(
+        &(&labels, &x, &weights),
+        expect![[
+            r#"input "x": i32 was given, f32 is expected; the inputs seem to be in the order labels, x, weights, "infer" takes them as x, labels, weights"#
+        ]],
+    );
+    feed(
+        &(&labels, &weights, &x),
+        expect![[
+            r#"input "x": i32 was given, f32 is expected; the inputs seem to be in the order labels, weights, x, "infer" takes them as x, labels, weights"#
+        ]],
+    );
+    feed(&(&x, &labels), expect![[r#""infer" takes 3 inputs, "x", "labels" and "weights"; 2 were given"#]]);
+    feed(&&x, expect![[r#""infer" takes 3 inputs, "x", "labels" and "weights"; 1 was given"#]]);
+    feed(&(), expect![[r#""infer" takes 3 inputs, "x", "labels" and "weights"; 0 were given"#]]);
+    feed(
+        &(&Array2::<f32>::zeros((9, 4)), &labels, &weights),
+        expect![[
+            r#"input "x": shape [9, 4] was given: "batch" is 9, more than its bound 8; compile with a larger bound or feed smaller parts"#
+        ]],
+    );
+    feed(
+        &(&x, &labels, &Array1::<f32>::zeros(4)),
+        expect![[r#"input "weights": shape [4] was given: "batch" is 4, but 5 in another input"#]],
+    );
+    feed(&(&x, &labels, &Array2::<f32>::zeros((5, 1))), expect![[r#"input "weights": shape [5, 1] was given, [batch] is expected"#]]);
+    feed(&(&[1.0f32; 7], &labels, &weights), expect![[r#"input "x": 7 elements were given, [batch, 4] is expected"#]]);
 }
 
 #[test]
@@ -166,8 +251,16 @@ fn data_that_a_run_refuses() {
     let x = trace.input("x", I32, (3,));
     let y = x.apply(&embedding).ln().sum().require_finite();
     let program = session.compile(&trace, [y]).expect("compiles");
-    says(here, session.run(&program, &[1, 12, 3]).map(|_| ()), expect![[""]]);
-    says(here, session.run(&program, &[1, 2, 3]).map(|_| ()), expect![[""]]);
+    says(
+        here,
+        session.run(&program, [1, 12, 3]).map(|_| ()),
+        expect![[r#"+4: index 12 at position 1 is outside 0..10, in x (in "tokens"); no weight was changed"#]],
+    );
+    says(
+        here,
+        session.run(&program, [1, 2, 3]).map(|_| ()),
+        expect![[r#"+4: require_finite: the element at position 0 is NaN (in "tokens"); no weight was changed"#]],
+    );
 }
 
 #[test]
@@ -176,20 +269,60 @@ fn names_of_values() {
     Linear::new(&params.root() / "head", 2, 2);
     BatchNorm1d::new(&params.root() / "norm", 2);
     let mut session = session(&params);
-    says(0, session.value("head.weight"), expect![[""]]);
-    says(0, session.value("heed.weight"), expect![[""]]);
+    says(
+        0,
+        session.value("head.weight"),
+        expect![[r#""head.weight" is declared but has no value yet: compile a program first, or load a file with Session::load"#]],
+    );
+    says(
+        0,
+        session.value("heed.weight"),
+        expect![[r#"there is no weight or state "heed.weight": the session has none before a program is compiled or a file is loaded"#]],
+    );
     let trace = Trace::inference();
     session.compile(&trace, [trace.ones(())]).expect("compiles");
-    says(0, session.value("heed.weight"), expect![[""]]);
-    says(0, session.value("bias"), expect![[""]]);
-    says(0, session.set_value("momentum", &arr2(&[[0.0]])), expect![[""]]);
-    says(0, session.set_value("head.weight", &arr2(&[[0.0]])), expect![[""]]);
-    says(0, session.copy_values("haed", "norm"), expect![[""]]);
-    says(0, session.copy_values("head", "norm"), expect![[""]]);
-    says(0, session.copy_values("norm", "head"), expect![[""]]);
-    says(0, session.copy_values("norm", "norm.copy"), expect![[""]]);
-    says(0, Model::parse("resnet19"), expect![[""]]);
-    says(0, "cpu0".parse::<Device>().map_err(Error::Value), expect![[""]]);
+    says(
+        0,
+        session.value("heed.weight"),
+        expect![[r#"there is no weight or state "heed.weight"; did you mean "head.weight" or "norm.weight"?"#]],
+    );
+    says(0, session.value("bias"), expect![[r#"there is no weight or state "bias"; did you mean "head.bias" or "norm.bias"?"#]]);
+    says(
+        0,
+        session.set_value("momentum", &arr2(&[[0.0]])),
+        expect![[
+            r#"there is no weight or state "momentum"; the weights and states are "head.weight", "head.bias", "norm.weight", "norm.bias", "norm.running_mean" and "norm.running_var""#
+        ]],
+    );
+    says(0, session.set_value("head.weight", &arr2(&[[0.0]])), expect![[r#""head.weight" is [2, 2], the array is [1, 1]"#]]);
+    says(
+        0,
+        session.copy_values("haed", "norm"),
+        expect![[r#"copy_values from "haed" to "norm", of which nothing was copied: no weight has the path "haed"; did you mean "head"?"#]],
+    );
+    says(
+        0,
+        session.copy_values("head", "norm"),
+        expect![[
+            r#"copy_values from "head" to "norm", of which nothing was copied: "head.weight" is f32 [2, 2] and "norm.weight" is f32 [2]"#
+        ]],
+    );
+    says(
+        0,
+        session.copy_values("norm", "head"),
+        expect![[
+            r#"copy_values from "norm" to "head", of which nothing was copied: "norm.weight" is f32 [2] and "head.weight" is f32 [2, 2]"#
+        ]],
+    );
+    says(0, session.copy_values("norm", "norm.copy"), expect![[r#"copy_values from "norm" to "norm.copy": one lies in the other"#]]);
+    says(
+        0,
+        Model::parse("resnet19"),
+        expect![[
+            r#"unknown model "resnet19"; there are mlp, cnn, resnet20, resnet18, resnet50, mobilenetv2, unet, vgg16, gpt, lstm; did you mean "resnet18" or "resnet20" or "resnet50"?"#
+        ]],
+    );
+    says(0, "cpu0".parse::<Device>().map_err(Error::Value), expect![[r#"unknown device "cpu0"; it is auto, cpu or cuda:N"#]]);
 }
 
 #[test]
@@ -206,18 +339,42 @@ fn buffers() {
     let numbers = Array1::<f32>::ones(2);
     let freed = session.upload("freed", &numbers).expect("room");
     session.free(freed.clone()).expect("is alive");
-    says(0, session.run(&sum, (&freed, &numbers)).map(|_| ()), expect![[""]]);
+    says(
+        0,
+        session.run(&sum, (&freed, &numbers)).map(|_| ()),
+        expect![[r#"the buffer "freed" was freed and holds nothing any more; upload it again"#]],
+    );
     let donated = session.upload("donated", &numbers).expect("room");
     session.run(&double, donated.clone().donate()).expect("runs");
-    says(0, session.run(&sum, (&donated, &numbers)).map(|_| ()), expect![[""]]);
+    says(
+        0,
+        session.run(&sum, (&donated, &numbers)).map(|_| ()),
+        expect![[r#"the buffer "donated" was donated to a run and holds nothing any more; Output::buffer gives what the run made of it"#]],
+    );
     let kept = session.upload("kept", &numbers).expect("room");
-    says(0, session.run(&sum, (kept.clone().donate(), &numbers)).map(|_| ()), expect![[""]]);
-    says(0, session.run(&sum, (kept.clone().donate(), &kept)).map(|_| ()), expect![[""]]);
-    says(0, session.download::<i32>(&kept), expect![[""]]);
+    says(
+        0,
+        session.run(&sum, (kept.clone().donate(), &numbers)).map(|_| ()),
+        expect![[
+            r#"input "a": the buffer "kept" is donated to it, but no output of "sum" takes its bytes; say Trace::donate of the input before compiling, or feed the buffer without donating it"#
+        ]],
+    );
+    says(
+        0,
+        session.run(&sum, (kept.clone().donate(), &kept)).map(|_| ()),
+        expect![[
+            r#"input "a": the buffer "kept" is donated to it, but no output of "sum" takes its bytes; say Trace::donate of the input before compiling, or feed the buffer without donating it"#
+        ]],
+    );
+    says(0, session.download::<i32>(&kept), expect!["the values are f32, not i32; ask for them as what they are, or cast in the program"]);
     let other = self::session(&params);
-    says(0, other.download::<f32>(&kept), expect![[""]]);
+    says(0, other.download::<f32>(&kept), expect![[r#"buffer "kept" belongs to another session; upload its values to this one"#]]);
     let mut session = session.with_threads(64);
-    says(0, session.run(&sum, (&kept, &kept)).map(|_| ()), expect![[""]]);
+    says(
+        0,
+        session.run(&sum, (&kept, &kept)).map(|_| ()),
+        expect![[r#""sum" was compiled for 1 thread and the session now has 64; set the threads before compiling"#]],
+    );
 }
 
 #[test]
@@ -228,7 +385,7 @@ fn learning() {
     let trace = Trace::inference();
     let y = trace.ones((1, 2)).apply(&layer);
     trace.minimize(y.sum(), Sgd::new(0.1));
-    compiling(here, &params, &trace, [y], expect![[""]]);
+    compiling(here, &params, &trace, [y], expect!["+3: minimize: this trace is for inference; a model learns in Trace::training()"]);
     let here = here!();
     let trace = Trace::training();
     let y = trace.ones((1, 2)).apply(&layer);
@@ -238,13 +395,31 @@ fn learning() {
     trace.minimize(y.sum(), Sgd::new(0.1).named("a\nb"));
     trace.minimize(y.sum(), Sgd::new(0.1));
     trace.minimize(y.sum(), Sgd::new(0.1));
-    compiling(here, &params, &trace, [y], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [y],
+        expect![[r#"
+        +3: minimize: the loss is f32 [1, 2], not an f32 scalar; mean() makes one (in "head")
+        +4: minimize: the loss has no gradient with respect to any parameter
+        +5: minimize: adam: the learning rate is NaN, not a finite number of at least 0
+        +6: minimize: the optimizer's name is "a\nb"; a name has no line breaks and no other control characters
+        +8: minimize: parameter "head.weight" is updated a second time
+        +8: minimize: parameter "head.bias" is updated a second time"#]],
+    );
     let here = here!();
     let trace = Trace::training();
     let y = trace.ones((1, 2)).apply(&layer).sum();
     trace.freeze(|weight| weight.name.starts_with("haed"));
     trace.minimize(y, Sgd::new(0.1));
-    compiling(here, &params, &trace, [y], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [y],
+        expect![[r#"+3: freeze: none of the parameters of this trace is chosen; they are "head.weight", "head.bias""#]],
+    );
 }
 
 #[test]
@@ -264,7 +439,22 @@ fn images() {
     let g = x.conv_transpose2d(trace.ones((4, 4, 3, 3)), grouped);
     let h = x.conv_transpose2d(trace.ones((4, 4, 3)), grouped);
     let i = x.conv_transpose2d(trace.ones((4, 4, 3, 3)).cast(I32), grouped);
-    compiling(here, &params, &trace, [a, b, c, d, e, f, g, h, i], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [a, b, c, d, e, f, g, h, i],
+        expect![[r#"
+        +1: conv2d [batch, 4, 8, 8] with weight [8, 5, 3, 3]: 4 channels in 1 group do not match a weight for 5 channels a group and 8 results (in "stem")
+        +2: conv2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
+        +3: max_pool2d of [batch, 4, 8, 8]: 2147483647 is more than the side, stride and padding of a window can be, which is 16777216
+        +4: conv_transpose2d [batch, 4, 8, 8] with weight [5, 4, 3, 3]: the image has 4 channels, the weight is for 5
+        +5: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
+        +6: conv_transpose2d [1, 4, 1, 1] with weight [4, 4, 3, 3]: padding 4×4 leaves nothing of the result, which has -5×-5 pixels with it
+        +7: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 4 channels do not divide into 3 groups
+        +8: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3]: image [n, in, h, w] and weight [in, out/groups, kh, kw] are needed
+        +9: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: types are f32 and i32, not floats; convert with cast"#]],
+    );
 }
 
 #[test]
@@ -272,15 +462,39 @@ fn sizes() {
     let (params, trace, here) = (Params::seeded(0), Trace::inference(), here!());
     let x = trace.input("x", F32, [2usize; 12]);
     let y = x.permute([11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]).exp().sum_over([0, 3, 5]);
-    compiling(here, &params, &trace, [y], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [y],
+        expect![
+            "+2: rearranging [2, 2, 2, 2, 2, 2, 2, 2, 2]: it runs over 12 axes, of which a kernel can have 8; reshape so that axes that stay together are one"
+        ],
+    );
     let (trace, here) = (Trace::inference(), here!());
     let x = trace.input("x", F32, (1i64 << 40, 1i64 << 40));
-    compiling(here, &params, &trace, [x], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [x],
+        expect![
+            "+1: input [1099511627776, 1099511627776]: the number of elements overflows, or has too many bounded lengths in it to be planned"
+        ],
+    );
     let (trace, here) = (Trace::inference(), here!());
     let x = trace.input("x", F32, (Dim::bounded("batch", 8), 2));
     let y = trace.input("y", F32, (Dim::bounded("batch", 16), 2));
     let z = trace.input("x", F32, (2,));
-    compiling(here, &params, &trace, [x, y, z], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [x, y, z],
+        expect![[r#"
+        +2: input "y": dimension "batch" is bounded by 8 and by 16
+        +3: input "x" is declared a second time"#]],
+    );
 }
 
 #[test]
@@ -294,12 +508,22 @@ fn outputs_and_traces() {
     trace.donate(x.exp(), 0);
     trace.donate(x, 1);
     trace.donate(x, 1);
-    compiling(here, &params, &trace, [y, other.ones(())], expect![[""]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [y, other.ones(())],
+        expect![[r#"
+        +2: the operands belong to two traces
+        +4: donate: only an input of this trace can be donated
+        +6: donate: input "x" or output 1 is donated a second time
+        +7: output 1 belongs to another trace"#]],
+    );
     let (trace, here) = (Trace::inference(), here!());
     let x = trace.input("x", F32, (2,));
     trace.donate(x, 0);
-    compiling(here, &params, &trace, [x.sum()], expect![[""]]);
+    compiling(here, &params, &trace, [x.sum()], expect![[r#"+3: donate: input "x" is f32 [2], output 0 is f32 []"#]]);
     let trace = Trace::inference().named("sum");
     let graph = trace.finish(&[trace.ones(()).exp()]).expect("a graph");
-    says(0, session(&params).compile_graph::<2>("sum", &graph).map(|_| ()), expect![[""]]);
+    says(0, session(&params).compile_graph::<2>("sum", &graph).map(|_| ()), expect![[r#""sum" has 1 output, 2 outputs are expected"#]]);
 }

@@ -161,8 +161,8 @@ fn a_loss_that_is_required_to_be_finite_changes_nothing_when_it_is_not() {
     let x = trace.input("x", F16, (3,));
     let program = session.compile(&trace, [x.require_finite().cast(F32).sum()]).expect("compiles");
     let half = f16::from_f32;
-    assert_eq!(session.run(&program, &[half(1.0), half(-2.0), half(4.0)]).expect("finite")[0].item(), 3.0);
-    let error = session.run(&program, &[half(1.0), half(2.0), half(f32::NEG_INFINITY)]).err().expect("not finite").to_string();
+    assert_eq!(session.run(&program, [half(1.0), half(-2.0), half(4.0)]).expect("finite")[0].item(), 3.0);
+    let error = session.run(&program, [half(1.0), half(2.0), half(f32::NEG_INFINITY)]).err().expect("not finite").to_string();
     assert!(error.contains("the element at position 2 is infinite"), "{error}");
 }
 

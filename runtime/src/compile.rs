@@ -210,9 +210,11 @@ fn refuse_many_axes(graph: &Graph, tasks: &[Task]) -> Result<()> {
     let many = tasks.iter().filter(|task| task.spec.dims.len() > MAX_AXES);
     let mistake = |task: &Task| {
         let (node, origin) = (graph.node(task.node), graph.origin(task.node));
-        let (op, shape, axes) = (node.op.name(), graph.symbols.show(&node.dims), task.spec.dims.len());
+        // What is put in order for another operation has no name that a user gave.
+        let op = if node.op == Op::Copy { "rearranging" } else { node.op.name() };
+        let (shape, axes) = (graph.symbols.show(&node.dims), task.spec.dims.len());
         let message = format!(
-            "{op} of {shape}: it runs over {axes} axes, of which a kernel can have {MAX_AXES}; reshape so that axes that stay together are one"
+            "{op} {shape}: it runs over {axes} axes, of which a kernel can have {MAX_AXES}; reshape so that axes that stay together are one"
         );
         Mistake { location: origin.location, layer: origin.layer.to_string(), message }
     };

@@ -503,7 +503,7 @@ impl Session {
 
     fn resident(&self, buffer: &Buffer) -> Result<Region> {
         if buffer.session != self.id {
-            return Err(Error::Foreign(format!("buffer \"{}\" belongs to another session", buffer.name)));
+            return Err(Error::Foreign(format!("buffer \"{}\" belongs to another session; upload its values to this one", buffer.name)));
         }
         let name = || buffer.name.to_string();
         match self.slots.get(buffer.slot) {

@@ -74,8 +74,8 @@ struct Held {
     node: NodeId,
     /// The node that assigns it, if one does.
     assigned: Option<NodeId>,
-    /// Of a parameter, its declarations that the trace reads, by number, and the line of the first.
-    declarations: SmallVec<[(u64, Line); 1]>,
+    /// Of a parameter, the declarations that the trace reads: number and line, and whether another may stand beside it.
+    declarations: SmallVec<[(u64, Line, bool); 1]>,
 }
 
 impl Building {
@@ -226,7 +226,13 @@ impl Trace {
             let mut building = self.building.borrow_mut();
             let own = building.params.get_or_insert_with(|| param.params().clone()).same(param.params());
             let read = || building.graph.variables.iter().find(|v| v.is_param).map_or_else(String::new, |v| format!(", as \"{}\"", v.name));
-            (!own).then(|| format!("parameter \"{}\" belongs to other Params than those used before{}", param.name(), read()))
+            (!own).then(|| {
+                format!(
+                    "parameter \"{}\" belongs to other Params than those used before{}; one program reads the parameters of one Params",
+                    param.name(),
+                    read()
+                )
+            })
         };
         if let Some(message) = foreign {
             return State::mistaken(self.fail(at, param.layer(), message));
@@ -248,14 +254,12 @@ impl Trace {
     fn second_declaration(&self, param: &Param, variable: u32) -> Option<String> {
         let (number, location) = param.declaration();
         let known = &mut self.building.borrow_mut().variables[variable as usize].declarations;
-        if known.iter().any(|(n, _)| *n == number) {
+        if known.iter().any(|(n, ..)| *n == number) {
             return None;
         }
-        known.push((number, location));
-        let (_, first) = known[0];
-        if known.len() == 1 || param.is_shared() {
-            return None;
-        }
+        let first = known.iter().find(|(.., shared)| !shared).map(|(_, line, _)| *line).filter(|_| !param.is_shared());
+        known.push((number, location, param.is_shared()));
+        let first = first?;
         let place = |line: Line| format!("{}:{}", line.file(), line.line());
         Some(format!(
             "\"{}\" is declared at {} and again at {}: two layers have one name and would share weights; give the second another name, \

@@ -145,7 +145,7 @@ pub fn binary(file: &[u8], n: u64) -> Vec<u8> {
 
 /// A gzipped file after the `n`-th accident: to what it holds, or to itself.
 pub fn packed(file: &[u8], n: u64) -> Vec<u8> {
-    if n % 2 == 0 { gzip(&text(file, n / 2)) } else { binary(&gzip(file), n) }
+    if n.is_multiple_of(2) { gzip(&text(file, n / 2)) } else { binary(&gzip(file), n) }
 }
 
 /// A file as gzip packs it.

@@ -123,9 +123,9 @@ fn images() {
     // Pixels may be any: the head is damaged most.
     let head = |bytes: &[u8], n: u64| {
         let (head, rest) = bytes.split_at(16.min(bytes.len()));
-        if n % 3 == 0 { damage::binary(bytes, n) } else { [damage::binary(head, n), rest.to_vec()].concat() }
+        if n.is_multiple_of(3) { damage::binary(bytes, n) } else { [damage::binary(head, n), rest.to_vec()].concat() }
     };
-    let labels = |bytes: &[u8], n: u64| if n % 2 == 0 { gzip(&damage::binary(bytes, n)) } else { damage::binary(&gzip(bytes), n) };
+    let labels = |bytes: &[u8], n: u64| if n.is_multiple_of(2) { gzip(&damage::binary(bytes, n)) } else { damage::binary(&gzip(bytes), n) };
     read_by_library(&at(files[0].0), &files[0].1, head, read);
     read_by_library(&at(files[1].0), &files[1].1, labels, read);
 

@@ -372,6 +372,41 @@ fn unsafe_arguments_panic() {
     assert!(run(&|_| (), 2));
 }
 
+/// What is written may lie where something is read if both begin at one byte and are walked alike, however far either region goes on;
+/// nothing else may.
+#[test]
+fn parts_are_computed_in_place_where_they_begin_together() {
+    let run = |read: (usize, usize), written: (usize, usize), change: &dyn Fn(&mut Spec)| {
+        let mut b = Builder::new(&[24], 0);
+        let v = b.load(&[1]);
+        let double = b.op(ScalarOp::Add, &[v, v]);
+        let to = b.operand(&[1]);
+        b.store(double, to);
+        change(&mut b.spec);
+        let mut bytes = Bytes::new();
+        bytes.push_f32(&(0..64).map(|i| i as f32).collect::<Vec<_>>());
+        bytes.push_same(0);
+        let start = bytes.args[0].0;
+        (bytes.args[0], bytes.args[1]) = ((start + read.0, read.1), (start + written.0, written.1));
+        let kernel = Kernel::new(b.spec, &Env::default(), &Config { threads: 1, isa: Isa::Portable }).expect("a valid spec");
+        let team = slabwise_kernels::cpu::Team::new(1);
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bytes.run(&kernel, &Env::default(), &team)));
+        let all: Vec<f32> = bytes.all[start..start + 256].chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        ran.is_ok().then_some(all)
+    };
+    let doubled: Vec<f32> = (0..64).map(|i| if i < 24 { 2.0 * i as f32 } else { i as f32 }).collect();
+    for (read, written) in [((0, 96), (0, 96)), ((0, 256), (0, 96)), ((0, 96), (0, 256)), ((0, 256), (0, 128))] {
+        assert_eq!(run(read, written, &|_| ()), Some(doubled.clone()), "{read:?}, {written:?}");
+    }
+    // Beginning elsewhere, longer than its own region, or walked otherwise.
+    for (read, written) in [((0, 256), (32, 96)), ((32, 96), (0, 256)), ((0, 256), (4, 96)), ((0, 96), (64, 96)), ((0, 256), (0, 92))] {
+        assert_eq!(run(read, written, &|_| ()), None, "{read:?}, {written:?}");
+    }
+    assert_eq!(run((0, 256), (0, 256), &|s| s.operands[0].strides[0] = Size::fixed(2)), None);
+    assert_eq!(run((0, 256), (0, 256), &|s| s.operands[0].offset = Size::fixed(1)), None);
+    assert_eq!(run((0, 256), (0, 256), &|s| s.operands[1].strides[0] = Size::fixed(2)), None);
+}
+
 #[test]
 fn sums_of_known_sizes_take_no_more_room_than_their_parts() {
     for (channels, points, down) in [(1, 70_000, false), (3, 30_011, false), (15, 9_000, true), (16, 8_192, false), (64, 2_048, true)] {

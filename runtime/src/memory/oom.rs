@@ -121,7 +121,7 @@ impl Heap {
         if free.free_bytes + room >= r.rounded {
             let pinned: u64 = self.table.iter().filter(|(_, b)| b.state == State::Live && b.pins > 0).map(|(_, b)| b.bytes).sum();
             // Without a limit nobody knows what the driver once had.
-            if room >= r.rounded && capacity < u64::MAX {
+            if room >= r.rounded && capacity < UNLIMITED {
                 help.push(Help::Others { bytes: room });
             }
             match &self.engine {
@@ -185,13 +185,16 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
+/// A limit of so many bytes is none: no device has them.
+const UNLIMITED: u64 = 1 << 62;
+
 /// The most that a pool may take.
 struct Limit(u64);
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            u64::MAX => f.write_str("all that the device gives"),
+            UNLIMITED.. => f.write_str("all that the device gives"),
             bytes => Bytes(bytes).fmt(f),
         }
     }

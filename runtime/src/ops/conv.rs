@@ -10,6 +10,7 @@ use super::matmul::{floats, like_operand};
 use super::rules::{Given, Gradients, Rule};
 use super::{Emit, NodeId, Op};
 use crate::shape::Symbols;
+use crate::words::count;
 
 /// How a convolution's kernel moves over the image: rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,7 +75,10 @@ pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) ->
     };
     let groups = i64::try_from(c.groups).unwrap_or(i64::MAX);
     if Some(ci) != per_group.checked_mul(groups) || co % groups != 0 {
-        return say(format!("{ci} channels in {groups} groups do not match a weight for {per_group} channels a group and {co} results"));
+        return say(format!(
+            "{ci} channels in {} do not match a weight for {per_group} channels a group and {co} results",
+            count(c.groups, "group")
+        ));
     }
     let axis = |n: i64, k: i64, i: usize| windows(n, usize::try_from(k).unwrap_or(0), c.stride[i], c.pad[i], c.dilation[i]);
     let (Some(oh), Some(ow)) = (axis(h, kh, 0), axis(wd, kw, 1)) else {

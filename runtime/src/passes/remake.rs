@@ -206,10 +206,36 @@ struct Copier<'a> {
 impl Copier<'_> {
     /// The new node that the way back takes for an old one: another where it, or a step that it is made of, is made again.
     fn on_the_way_back(&mut self, id: NodeId) -> NodeId {
+        // Operands first, one after the other: chains of steps may be as long as the program.
+        let mut stack = vec![id];
+        while let Some(&last) = stack.last() {
+            let node = self.choice.graph.node(last);
+            let missing = |i: &&NodeId| !self.back.contains_key(*i);
+            if missing(&&last)
+                && self.passes_on(last)
+                && let Some(&operand) = node.inputs.iter().find(missing)
+            {
+                stack.push(operand);
+                continue;
+            }
+            self.made_on_the_way_back(last);
+            stack.pop();
+        }
+        self.back[&id]
+    }
+
+    /// Whether the way back makes a node's step anew if it does so for an operand.
+    fn passes_on(&self, id: NodeId) -> bool {
+        let (op, origin) = (&self.choice.graph.node(id).op, self.choice.graph.origin(id));
+        let stays = self.inside[id.at()] || self.again[id.at()] || self.kept[id.at()];
+        !stays && origin.phase == Phase::Forward && origin.segment == 0 && (is_step(op) || op.is_view())
+    }
+
+    /// [`Copier::on_the_way_back`] of a node whose operands were looked at, where it passes them on.
+    fn made_on_the_way_back(&mut self, id: NodeId) -> NodeId {
         if let Some(&made) = self.back.get(&id) {
             return made;
         }
-        let graph = self.choice.graph;
         if self.inside[id.at()] {
             // One after the other, since segments may be long.
             for step in self.missing(id) {
@@ -217,14 +243,11 @@ impl Copier<'_> {
                 self.back.insert(step, made);
             }
         }
-        let node = graph.node(id);
         let made = if let Some(&made) = self.back.get(&id) {
             made
         } else if self.again[id.at()] {
             self.emit_copy(id, true)
-        } else if self.kept[id.at()] {
-            self.map[id.at()]
-        } else if graph.origin(id).phase == Phase::Forward && graph.origin(id).segment == 0 && (is_step(&node.op) || node.op.is_view()) {
+        } else if self.passes_on(id) {
             self.emit_copy(id, false)
         } else {
             self.map[id.at()]

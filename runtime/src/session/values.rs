@@ -117,7 +117,7 @@ impl Session {
         if below(from, to) || below(to, from) {
             return Err(Error::Value(format!("copy_values from \"{from}\" to \"{to}\": one lies in the other")));
         }
-        let fail = |why: String| Err(Error::Value(format!("copy_values from \"{from}\" to \"{to}\": {why}; nothing was copied")));
+        let fail = |why: String| Err(Error::Value(format!("copy_values from \"{from}\" to \"{to}\", of which nothing was copied: {why}")));
         let mut pairs = Vec::new();
         for source in self.variables.iter().filter(|v| v.info.is_param && below(from, &v.info.name)) {
             let name = format!("{to}{}", &source.info.name[from.len()..]);

@@ -69,6 +69,7 @@ impl<'t> Tensor<'t> {
 
     /// The mean of −ln softmax(logits) at the labels: logits `[batch…, classes]` (f32), labels `[batch…]` (i32 or u8). A label
     /// outside of `0..classes` fails the run.
+    /// Of no elements it is NaN; a training trace refuses a run of them.
     #[track_caller]
     pub fn cross_entropy(self, labels: Tensor<'t>) -> Tensor<'t> {
         self.cross_entropy_smoothed(labels, 0.0)
@@ -76,6 +77,7 @@ impl<'t> Tensor<'t> {
 
     /// [`Tensor::cross_entropy`] against labels of which the share `smoothing` (in 0..=1) is spread evenly over all classes
     /// (Szegedy et al. 2016).
+    /// Of no elements it is NaN; a training trace refuses a run of them.
     #[track_caller]
     pub fn cross_entropy_smoothed(self, labels: Tensor<'t>, smoothing: f32) -> Tensor<'t> {
         let at = Location::caller();
@@ -115,6 +117,7 @@ impl<'t> Tensor<'t> {
 
     /// The mean of −(t·ln p + (1 − t)·ln(1 − p)) for probabilities p (this tensor) and targets t in 0..=1. Logarithms are those
     /// of at least 2⁻¹²⁶; where p is below, no gradient flows. Of logits, [`Tensor::binary_cross_entropy_with_logits`] is exact.
+    /// Of no elements it is NaN; a training trace refuses a run of them.
     #[track_caller]
     pub fn binary_cross_entropy(self, target: Tensor<'t>) -> Tensor<'t> {
         let (this, target) = self.beside_target("binary_cross_entropy", target, Location::caller());
@@ -123,6 +126,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// The mean of −(t·ln σ(x) + (1 − t)·ln(1 − σ(x))) for logits x (this tensor) and targets t in 0..=1: ln(1 + eˣ) − x·t.
+    /// Of no elements it is NaN; a training trace refuses a run of them.
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(self, target: Tensor<'t>) -> Tensor<'t> {
         let (this, target) = self.beside_target("binary_cross_entropy_with_logits", target, Location::caller());
@@ -130,6 +134,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// The mean of Huber's loss (1964) of d = x − target: d²/2 up to |d| = `delta`, from there on the line `delta`·(|d| − `delta`/2).
+    /// Of no elements it is NaN; a training trace refuses a run of them.
     #[track_caller]
     pub fn huber(self, target: impl Operand<'t>, delta: f32) -> Tensor<'t> {
         let x = self.require(Location::caller(), |_, _| match delta {
@@ -144,6 +149,7 @@ impl<'t> Tensor<'t> {
 
     /// The mean of (x − target)². The target is a number, or a tensor of this one's shape and type; that nothing is repeated holds
     /// for every loss that compares element by element.
+    /// Of no elements it is NaN; a training trace refuses a run of them.
     #[track_caller]
     pub fn mse(self, target: impl Operand<'t>) -> Tensor<'t> {
         let (x, target) = self.beside_target("mse", target, Location::caller());

@@ -13,6 +13,9 @@ use super::{File, WeightsError, from_format};
 /// Most lines of differences that an error lists.
 const PROBLEMS_MAX: usize = 64;
 
+/// A new name for a name, or none for what is left out.
+type Rename<'a> = Box<dyn Fn(&str) -> Option<String> + 'a>;
+
 /// What of a file is loaded, and into what. By default everything: each weight and state of the session is in the file, and
 /// the file has nothing else.
 ///
@@ -34,7 +37,7 @@ pub struct LoadOptions<'a> {
     pub(crate) is_weights: bool,
     allow_missing: bool,
     ignore_extra: bool,
-    renames: Vec<Box<dyn Fn(&str) -> Option<String> + 'a>>,
+    renames: Vec<Rename<'a>>,
 }
 
 impl fmt::Debug for LoadOptions<'_> {
@@ -81,8 +84,11 @@ impl<'a> LoadOptions<'a> {
 
     /// The session's name of a tensor of a file.
     fn renamed<'n>(&self, name: &'n str) -> Option<Cow<'n, str>> {
-        let next = |name: Cow<'n, str>, rename: &Box<dyn Fn(&str) -> Option<String> + 'a>| rename(&name).map(Cow::Owned);
-        self.renames.iter().try_fold(Cow::Borrowed(name), next)
+        let mut now = Cow::Borrowed(name);
+        for rename in &self.renames {
+            now = Cow::Owned(rename(&now)?);
+        }
+        Some(now)
     }
 }
 

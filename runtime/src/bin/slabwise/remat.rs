@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn solve(args: &Args, graph: &RematGraph, start: Instant) -> Result<Option<String>> {
     let limit = args.time_limit.saturating_sub(start.elapsed());
     let options = RematOptions { budget: args.budget, link: args.offload, limit: Limit::Time(limit), seed: 0 };
-    let value = |e: slabwise_planner::remat::RematError| Error::Value(e.to_string());
+    let value = |e: slabwise_planner::remat::RematError| Error::Value(format!("{}: {e}", args.graph.display()));
     let (found, placed) = if args.slab {
         let (found, placed) = remat_in_slab(graph, &options).map_err(value)?;
         (found, Some(placed))

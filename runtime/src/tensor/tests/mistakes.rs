@@ -146,7 +146,7 @@ fn declarations() {
             "\"a\" is f32 [2] and cannot be set to f32 [3]",
             "\"a\" is declared as state f32 [2] and as state f32 [3]",
             "\"b\" is set a second time",
-            "parameter \"v\" belongs to other Params than those used before, as \"w\"",
+            "parameter \"v\" belongs to other Params than those used before, as \"w\"; one program reads the parameters of one Params",
             "\"w\" is declared as parameter f32 [2] and as state f32 [2]",
         ]
     );
@@ -252,7 +252,7 @@ fn operations() {
             "concat f32 [batch, 6] and f32 [2·batch, 1] along axis 1: the other axes and the types must agree",
             "conv2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 4 channels in 3 groups do not match a weight for 4 channels a group and 4 results",
             "conv2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: groups, stride and dilation are at least 1",
-            "conv2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 4 channels in 9223372036854775807 groups do not match a weight for 4 channels a group and 4 results",
+            "conv2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 4 channels in 18446744073709551615 groups do not match a weight for 4 channels a group and 4 results",
             "max_pool2d of [batch, 4, 8, 8]: a 0×0 window with stride 0×0 does not fit",
             "max_pool2d of [batch, 4, 8, 8]: a 9×9 window with stride 9×9 does not fit",
             "avg_pool2d of [batch, 4, 8, 8]: 18446744073709551615 is more than the side, stride and padding of a window can be, which is 16777216",
