@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 #[cfg(feature = "cuda")]
-use slabwise_planner::{Bytes, brief};
+use slabwise_planner::Bytes;
+use slabwise_planner::brief;
 
 use crate::error::{Error, Result};
 

@@ -118,6 +118,9 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
             updates.after[at].push(finder);
         }
     }
+    for (before, after) in part_orders(clusters) {
+        graded.add(before as u32, after as u32);
+    }
     for (before, after) in successions(clusters, &graded.links) {
         graded.add(before as u32, after as u32);
         updates.after[after].push(before);
@@ -148,6 +151,21 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
         after.dedup();
     }
     updates
+}
+
+/// Kernels that write parts of one buffer, each with the next one: parts are written in the order of the kernels.
+fn part_orders(clusters: &Clusters) -> Vec<(usize, usize)> {
+    let mut pairs = Vec::new();
+    for id in clusters.graph.ids() {
+        let node = clusters.graph.node(id);
+        if let Op::Concat { .. } = node.op {
+            let mut writers: Vec<usize> = node.inputs.iter().filter_map(|i| Some(clusters.places[i.at()].as_ref()?.cluster)).collect();
+            writers.sort_unstable();
+            writers.dedup();
+            pairs.extend(writers.windows(2).map(|pair| (pair[0], pair[1])));
+        }
+    }
+    pairs
 }
 
 /// Kernels of one part of the batch, and those of the next that wait for them: the last ones and the first ones of each.

@@ -1,0 +1,319 @@
+//! A case as plain data: programs as lists of statements, what they are run with, and how.
+
+use slabwise::ops::ConvGeometry;
+use slabwise::{DType, Window};
+
+/// One length of a shape that a program writes down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// A number.
+    Fixed(usize),
+    /// A named dimension, by its position among the [dimensions](Case::dims) of the case.
+    Named(usize),
+    /// `-1`: what follows from the others in a reshape, the length there is in an expansion.
+    Open,
+}
+
+/// A dimension that a run says the length of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Named {
+    /// Its name.
+    pub name: &'static str,
+    /// The largest length.
+    pub max: u32,
+    /// Whether it is declared without that bound.
+    pub free: bool,
+    /// The length in each run; the last one in those that follow.
+    pub lengths: Vec<u32>,
+}
+
+macro_rules! methods {
+    ($(#[$doc:meta])* $name:ident: $($variant:ident $method:literal),* $(,)?) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub enum $name { $($variant),* }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: &[$name] = &[$($name::$variant),*];
+
+            /// How it is written.
+            pub fn text(self) -> &'static str {
+                match self { $($name::$variant => $method),* }
+            }
+        }
+    };
+}
+
+methods! {
+    /// A method of one tensor, elementwise or a composition of such methods.
+    Unary:
+    Neg "neg", Not "not", Detach "detach", Abs "abs", Sign "sign", Exp "exp", Exp2 "exp2", Expm1 "expm1", Ln "ln", Log1p "log1p",
+    Sqrt "sqrt", Rsqrt "rsqrt", Recip "recip", Tanh "tanh", Sigmoid "sigmoid", Relu "relu", Erf "erf", Sin "sin", Cos "cos",
+    Floor "floor", Ceil "ceil", Round "round", Square "square", Gelu "gelu", GeluTanh "gelu_tanh", Silu "silu", Softplus "softplus",
+}
+
+methods! {
+    /// A method of two tensors, elementwise.
+    Binary:
+    Add "add", Sub "sub", Mul "mul", Div "div", Pow "pow", Minimum "minimum", Maximum "maximum", Lt "lt", Le "le", Gt "gt", Ge "ge",
+    Equal "equal", NotEqual "not_equal", And "and", Or "or", Xor "xor",
+}
+
+methods! {
+    /// What folds axes.
+    Fold:
+    Sum "sum", Prod "prod", Max "max", Min "min", Mean "mean", Any "any", All "all", ArgMax "argmax", ArgMin "argmin",
+}
+
+methods! {
+    /// A layer with weights of its own.
+    Layer:
+    Linear "Linear", LayerNorm "LayerNorm", RmsNorm "RmsNorm", BatchNorm1d "BatchNorm1d", BatchNorm2d "BatchNorm2d", Lstm "Lstm",
+    Embedding "Embedding", MultiHeadAttention "MultiHeadAttention",
+}
+
+methods! {
+    /// A rule that changes weights.
+    Rule:
+    Sgd "Sgd::new(0.05)", Momentum "Sgd::new(0.05).momentum(0.9)", Nesterov "Sgd::new(0.05).momentum(0.5).nesterov()",
+    Adam "Adam::new(0.01).eps(0.1)", AdamW "AdamW::new(0.01).weight_decay(0.1).eps(0.1)",
+    Clipped "Sgd::new(0.05).clip_norm(1.0)", ClippedValues "Sgd::new(0.05).clip_value(0.5)", Averaged "Sgd::new(0.05).ema(0.5)",
+}
+
+/// What a statement does; its operands are earlier statements.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // the methods of slabwise, by their names
+pub enum Op {
+    /// The last number says which data it is fed.
+    Input {
+        dtype: DType,
+        shape: Vec<Axis>,
+        data: u32,
+    },
+    /// A parameter, by its position among those of the case.
+    Param(usize),
+    /// What a state holds, by its position among those of the case.
+    State(usize),
+    Full {
+        value: f32,
+        dtype: DType,
+        shape: Vec<Axis>,
+    },
+    Arange(Axis),
+    Uniform(Vec<Axis>),
+    UniformLike,
+    Unary(Unary),
+    Binary(Binary),
+    /// With a number on the right.
+    Number(Binary, f32),
+    Select,
+    Clamp(f32, f32),
+    Cast(DType),
+    /// Over all axes, or over some, which go or stay.
+    Fold {
+        fold: Fold,
+        axes: Option<Vec<usize>>,
+        keep: bool,
+    },
+    CumSum(usize),
+    /// Values, or positions.
+    TopK {
+        k: usize,
+        axis: usize,
+        positions: bool,
+    },
+    Argsort(bool),
+    Sort(bool),
+    Matmul,
+    Einsum(&'static str),
+    Conv2d(ConvGeometry),
+    ConvTranspose2d(ConvGeometry),
+    MaxPool(Window),
+    AvgPool(Window),
+    GlobalAvgPool,
+    AdaptiveAvgPool([usize; 2]),
+    Reshape(Vec<Axis>),
+    Flatten(usize),
+    Unflatten {
+        axis: usize,
+        lengths: [usize; 2],
+    },
+    Permute(Vec<usize>),
+    T,
+    Expand(Vec<Axis>),
+    Squeeze(usize),
+    Unsqueeze(usize),
+    Slice {
+        axis: usize,
+        start: usize,
+        end: Option<usize>,
+        step: usize,
+    },
+    Split {
+        axis: usize,
+        parts: usize,
+        which: usize,
+    },
+    Pad {
+        pads: Vec<(usize, usize)>,
+        value: f32,
+    },
+    Concat(usize),
+    Stack(usize),
+    Gather(usize),
+    IndexSelect(usize),
+    Embed,
+    OneHot(usize),
+    Softmax(usize),
+    LogSoftmax(usize),
+    LogSumExp(usize),
+    Normalize {
+        axes: Vec<usize>,
+        eps: f32,
+    },
+    GroupNormalize {
+        groups: usize,
+        eps: f32,
+    },
+    CrossEntropy(f32),
+    BinaryCrossEntropy,
+    BinaryCrossEntropyWithLogits,
+    Huber(f32),
+    Mse,
+    Dropout(f32),
+    /// Queries, keys, values, and perhaps a mask: of truth values, or to add. Tiles of so many queries.
+    Attention {
+        causal: bool,
+        tiles: Option<usize>,
+    },
+    SelfAttention {
+        heads: usize,
+        causal: bool,
+    },
+    /// A layer of this name, of so many inputs and outputs.
+    Layer {
+        layer: Layer,
+        name: usize,
+        sizes: [usize; 2],
+    },
+    Nonzero,
+    MaskedSelect,
+    Compress(usize),
+    Unique,
+    DynamicSlice(usize),
+    SliceFrom {
+        axis: usize,
+        length: usize,
+    },
+    Nms(f32),
+    Keep,
+    Checkpoint(Vec<Unary>),
+    /// The gradient of the mean of the first operand with respect to the second.
+    Gradient,
+}
+
+/// One line of a program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statement {
+    /// What it does.
+    pub op: Op,
+    /// Its operands: positions of earlier statements.
+    pub args: Vec<usize>,
+}
+
+/// How a program learns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Learn {
+    /// The loss, a scalar; with parts, a tensor of which each part's mean of squares is the loss of a micro-batch.
+    pub loss: usize,
+    /// By which rule.
+    pub rule: Rule,
+    /// Micro-batches along the first axis.
+    pub parts: Option<usize>,
+}
+
+/// One traced program.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Program {
+    /// Its lines.
+    pub statements: Vec<Statement>,
+    /// Positions of what it gives.
+    pub outputs: Vec<usize>,
+    /// Whether its trace is for training.
+    pub training: bool,
+    /// How it learns.
+    pub learn: Option<Learn>,
+    /// States that it sets, and to which statements.
+    pub sets: Vec<(usize, usize)>,
+    /// An input, by its statement, whose bytes become those of an output, by its position.
+    pub donate: Option<(usize, usize)>,
+}
+
+/// A weight that a program names itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Param {
+    /// Its shape.
+    pub dims: Vec<usize>,
+    /// What is everywhere in it at first; random numbers if there is none.
+    pub value: Option<f32>,
+}
+
+/// A state that a program names itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// Its type.
+    pub dtype: DType,
+    /// Its shape.
+    pub dims: Vec<usize>,
+}
+
+/// Programs of one session, and their runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Case {
+    /// Where its data come from.
+    pub seed: u64,
+    /// Dimensions whose length is a run's.
+    pub dims: Vec<Named>,
+    /// Weights.
+    pub params: Vec<Param>,
+    /// States.
+    pub states: Vec<State>,
+    /// Programs.
+    pub programs: Vec<Program>,
+    /// Positions of programs, in the order in which they run.
+    pub runs: Vec<usize>,
+    /// Whether inputs contain NaN, infinities, zeros of both signs and denormals.
+    pub odd_numbers: bool,
+}
+
+impl Program {
+    /// The statements of its inputs, in their order.
+    pub fn inputs(&self) -> impl Iterator<Item = usize> {
+        (0..self.statements.len()).filter(|&i| matches!(self.statements[i].op, Op::Input { .. }))
+    }
+
+    /// Whether it changes anything that another program of the session may read.
+    pub fn has_effects(&self) -> bool {
+        let moves = |s: &Statement| match s.op {
+            Op::Layer { layer, .. } => matches!(layer, Layer::BatchNorm1d | Layer::BatchNorm2d),
+            Op::Uniform(_) | Op::UniformLike | Op::Dropout(_) => true,
+            _ => false,
+        };
+        self.learn.is_some() || !self.sets.is_empty() || (self.training && self.statements.iter().any(moves))
+    }
+}
+
+impl Case {
+    /// The length of a named dimension in a run.
+    pub fn length(&self, dim: usize, run: usize) -> usize {
+        let lengths = &self.dims[dim].lengths;
+        lengths.get(run).or(lengths.last()).copied().unwrap_or(1) as usize
+    }
+
+    /// Statements of all programs.
+    pub fn size(&self) -> usize {
+        self.programs.iter().map(|p| p.statements.len()).sum()
+    }
+}

@@ -1,0 +1,332 @@
+//! Draws cases: small programs of every kind of statement, and how each is run.
+
+mod choices;
+mod steps;
+
+use slabwise::DType;
+
+use crate::case::{Axis, Case, Learn, Named, Op, Param, Program, Rule, State, Statement};
+use crate::facts::{Fact, Len, Scope, Unknown};
+use crate::numbers::jumps;
+use crate::rng::Rng;
+use crate::rules::infer;
+use crate::run::OUTPUTS_MAX;
+use crate::setup::{Feed, Setup, Switch};
+
+/// Most elements of a value.
+const ELEMENTS_MAX: usize = 400;
+/// Floats that may be larger are scaled down before more is made of them.
+const BOUND: f64 = 8.0;
+
+/// The case of a seed, of at most about so many statements.
+pub fn case(seed: u64, size_max: usize) -> Case {
+    let mut rng = Rng::new(seed);
+    let mut lengths = vec![1, 2 + rng.below(3), 2 + rng.below(6), rng.pick(&[1, 3, 4, 4, 6, 8, 12])];
+    if rng.one_in(4) {
+        lengths.push(0);
+    }
+    if rng.one_in(40) {
+        lengths.push(rng.pick(&[17, 33, 65]));
+    }
+    let mut case = Case { seed, odd_numbers: rng.one_in(25), ..Case::default() };
+    for name in ["batch", "time"] {
+        if rng.one_in(if name == "batch" { 2 } else { 8 }) {
+            let max = rng.pick(&[1, 2, 3, 4, 4, 5, 8]);
+            let free = rng.one_in(6);
+            let least = u32::from(free || !rng.one_in(6));
+            let length = |rng: &mut Rng| if rng.one_in(2) { max } else { least + rng.below((max - least + 1) as usize) as u32 };
+            let lengths = vec![length(&mut rng), length(&mut rng), length(&mut rng)];
+            case.dims.push(Named { name, max, free, lengths });
+        }
+    }
+    let shapes = 1 + rng.below(2);
+    for _ in 0..shapes {
+        let rank = rng.weighted(&[1, 3, 5, 2, 1]);
+        let dims = (0..rank).map(|_| rng.pick(&lengths)).collect();
+        let value = rng.one_in(4).then(|| rng.pick(&[0.0, 1.0, -0.5]));
+        case.params.push(Param { dims, value });
+    }
+    if rng.one_in(6) {
+        let rank = rng.below(3);
+        let dims = (0..rank).map(|_| rng.pick(&lengths)).collect();
+        case.states.push(State { dtype: rng.pick(&[DType::F32, DType::F32, DType::I32]), dims });
+    }
+    let count = if rng.one_in(5) { 2 } else { 1 };
+    for at in 0..count {
+        let training = rng.one_in(2);
+        let learns = training && !case.programs.iter().any(|p: &Program| p.learn.is_some());
+        let most = (size_max / count).max(3);
+        // Small ones are likelier: they are quick, and what is found in them is easy to understand.
+        let size = (1 + rng.below(most)).min(1 + rng.below(most));
+        let scratch = case.clone();
+        let mut maker = Maker::new(&scratch, &mut rng, lengths.clone(), training, at * 100);
+        maker.fill(size);
+        let program = maker.finish(learns);
+        case.programs.push(program);
+    }
+    let runs = 1 + rng.below(3);
+    case.runs = (0..count).chain((0..runs - 1).map(|_| rng.below(count))).collect();
+    case.runs.truncate(4);
+    case
+}
+
+/// A few ways to run a case beside the default.
+pub fn setups(case: &Case, rng: &mut Rng) -> Vec<Setup> {
+    let count = 1 + rng.below(2) + usize::from(rng.one_in(6));
+    (0..count).map(|_| setup(case, rng)).collect()
+}
+
+fn setup(case: &Case, rng: &mut Rng) -> Setup {
+    let mut setup = Setup::default();
+    let has_dims = !case.dims.is_empty();
+    let filled = case.dims.iter().all(|d| d.lengths.iter().all(|&n| n > 0));
+    let kinds = 1 + usize::from(rng.one_in(3));
+    for _ in 0..kinds {
+        match rng.weighted(&[8, 3, 4, 4, 3, 3, 2, 1, 2]) {
+            0 => {
+                let several = 1 + rng.below(2);
+                for _ in 0..several {
+                    let switch = rng.pick(Switch::ALL);
+                    if !setup.switches.contains(&switch) {
+                        setup.switches.push(switch);
+                    }
+                }
+            }
+            1 => setup.threads = rng.pick(&[2, 2, 3, 4]),
+            2 => setup.dynamic = true,
+            3 => {
+                setup.budget = Some(rng.pick(&[95, 80, 80, 60, 40]));
+                setup.offload = rng.one_in(2).then(|| rng.pick(&[1_000_000, 1_000_000_000, 100_000_000_000]));
+            }
+            4 => setup.feed = rng.pick(&[Feed::Resident, Feed::Donated]),
+            5 => setup.swap_dims = has_dims && filled,
+            6 => setup.anew = true,
+            7 => setup.reload = case.runs.len() > 1,
+            _ => setup.alone = case.programs.len() > 1 && !case.programs.iter().any(Program::has_effects),
+        }
+    }
+    // A session that is loaded again has other buffers.
+    if setup.reload {
+        setup.alone = false;
+    }
+    if setup.alone {
+        setup.anew = false;
+    }
+    if setup == Setup::default() {
+        setup.dynamic = true;
+    }
+    setup
+}
+
+/// A program in the making.
+pub(crate) struct Maker<'a> {
+    scope: Scope<'a>,
+    rng: &'a mut Rng,
+    lengths: Vec<usize>,
+    program: Program,
+    facts: Vec<Fact>,
+    /// Statements that others may take.
+    open: Vec<usize>,
+    data: usize,
+    found: usize,
+}
+
+impl<'a> Maker<'a> {
+    fn new(case: &'a Case, rng: &'a mut Rng, lengths: Vec<usize>, training: bool, data: usize) -> Maker<'a> {
+        let scope = Scope::new(case, training);
+        let program = Program { training, ..Program::default() };
+        Maker { scope, rng, lengths, program, facts: Vec::new(), open: Vec::new(), data, found: 0 }
+    }
+
+    /// Adds a statement if it is valid, not too large, and no rounding of an operand makes it jump.
+    pub(crate) fn push(&mut self, op: Op, args: &[usize]) -> Option<usize> {
+        if jumps(&op) && args.iter().any(|&a| !self.facts[a].exact) {
+            return None;
+        }
+        let statement = Statement { op, args: args.to_vec() };
+        let at = self.facts.len();
+        let fact = infer(at, &statement, &self.facts, &mut self.scope)?;
+        let small = self.scope.elements(&fact.dims).is_some_and(|n| n <= ELEMENTS_MAX) && fact.rank() <= 5;
+        let tame = fact.low <= fact.high && fact.bound() < 1e6 && (fact.dtype.is_float() || fact.bound() < 1e5);
+        // What is far from 1 loses digits when it is subtracted.
+        if !small || !tame || fact.dims.iter().any(|d| self.scope.most(*d) > 100) {
+            return None;
+        }
+        if matches!(statement.op, Op::Gradient) && !args.iter().all(|&a| self.facts[a].smooth) {
+            return None;
+        }
+        let large = fact.dtype.is_float() && fact.bound() > BOUND;
+        let scale = (4.0 / fact.bound()) as f32;
+        self.program.statements.push(statement);
+        self.facts.push(fact);
+        if large {
+            // A power of two changes no digit.
+            return self.push(Op::Number(crate::case::Binary::Mul, scale.log2().floor().exp2()), &[at]);
+        }
+        self.open.push(at);
+        Some(at)
+    }
+
+    /// A statement that others may take of which `fits` holds; later ones are likelier, so that programs grow deep.
+    pub(crate) fn find(&mut self, fits: impl Fn(&Fact) -> bool) -> Option<usize> {
+        let list: Vec<usize> = self.open.iter().copied().filter(|&i| fits(&self.facts[i])).collect();
+        let late = self.rng.below(list.len()).max(self.rng.below(list.len()));
+        list.get(late).copied()
+    }
+
+    pub(crate) fn fact(&self, at: usize) -> &Fact {
+        &self.facts[at]
+    }
+
+    /// A length as it is written, if it can be.
+    pub(crate) fn axis(&self, len: Len) -> Option<Axis> {
+        let named = |dim: &usize| Len::unknown(Unknown::Named(*dim)) == len;
+        let known = (0..self.scope.case.dims.len()).find(named).map(Axis::Named);
+        len.as_fixed().map(Axis::Fixed).or(known)
+    }
+
+    pub(crate) fn shape(&self, dims: &[Len]) -> Option<Vec<Axis>> {
+        dims.iter().map(|&d| self.axis(d)).collect()
+    }
+
+    fn any_shape(&mut self) -> Vec<Axis> {
+        let rank = self.rng.weighted(&[1, 4, 6, 4, 2]);
+        let named = self.scope.case.dims.len();
+        let mut shape: Vec<Axis> = (0..rank).map(|_| Axis::Fixed(self.rng.pick(&self.lengths))).collect();
+        if rank == 4 {
+            // Small images.
+            shape[2] = Axis::Fixed(self.rng.pick(&[1, 2, 3, 4, 5]));
+            shape[3] = Axis::Fixed(self.rng.pick(&[1, 2, 3, 4]));
+        }
+        if rank > 0 && named > 0 && self.rng.one_in(2) {
+            let at = if self.rng.one_in(4) { self.rng.below(rank) } else { 0 };
+            shape[at] = Axis::Named(self.rng.below(named));
+        }
+        shape
+    }
+
+    /// An input of this type and shape, if there may be one more.
+    pub(crate) fn input(&mut self, dtype: DType, shape: Vec<Axis>) -> Option<usize> {
+        if self.program.inputs().count() >= 6 {
+            return None;
+        }
+        self.data += 1;
+        let data = self.data as u32;
+        self.push(Op::Input { dtype, shape, data }, &[])
+    }
+
+    fn fill(&mut self, size: usize) {
+        let types = [DType::F32, DType::F32, DType::F32, DType::F32, DType::I32, DType::U8, DType::Bool, DType::F16, DType::BF16];
+        for _ in 0..1 + self.rng.below(2) {
+            let (dtype, shape) = (self.rng.pick(&types), self.any_shape());
+            self.input(dtype, shape);
+        }
+        // A free length is one that some input has.
+        for dim in 0..self.scope.case.dims.len() {
+            let has = self.program.statements.iter().any(|s| matches!(&s.op, Op::Input { shape, .. } if shape.contains(&Axis::Named(dim))));
+            if !has {
+                let n = self.rng.pick(&self.lengths);
+                self.input(DType::F32, vec![Axis::Named(dim), Axis::Fixed(n)]);
+            }
+        }
+        if !self.rng.one_in(3) {
+            let at = self.rng.below(self.scope.case.params.len());
+            self.push(Op::Param(at), &[]);
+        }
+        if !self.scope.case.states.is_empty() && self.rng.one_in(2) {
+            self.push(Op::State(0), &[]);
+        }
+        let mut tries = 0;
+        let (start, most) = (self.facts.len(), size * 6);
+        while self.facts.len() < start + size && tries < most {
+            tries += 1;
+            let before = self.found;
+            if self.step().is_some() && self.found == before {
+                continue;
+            }
+        }
+    }
+
+    fn finish(mut self, learns: bool) -> Program {
+        if learns && !self.rng.one_in(3) {
+            self.learn();
+        }
+        self.set_states();
+        self.outputs();
+        self.donate();
+        self.program
+    }
+
+    fn learn(&mut self) {
+        let good = |f: &Fact| f.dtype == DType::F32 && f.learns && f.smooth && f.dims.iter().all(|d| d.least() > 0);
+        let good_open = |f: &Fact| f.dtype == DType::F32 && f.learns && f.smooth;
+        let empty_batch = self.scope.case.dims.iter().any(|d| d.lengths.contains(&0));
+        let Some(value) = self.find(|f| if empty_batch { good(f) } else { good_open(f) && f.dims.iter().all(|d| d.as_fixed() != Some(0)) })
+        else {
+            return;
+        };
+        let rule = self.rng.pick(Rule::ALL);
+        let n = self.facts[value].dims.first().and_then(|d| d.as_fixed()).unwrap_or(0);
+        let parts = [2, 3, 4].into_iter().find(|p| n > 0 && n % p == 0);
+        if let Some(parts) = parts.filter(|_| self.rng.one_in(2)) {
+            self.program.learn = Some(Learn { loss: value, rule, parts: Some(parts) });
+            return;
+        }
+        let scalar = self.facts[value].rank() == 0;
+        // A mean of a length that may be found to be 0 is no number.
+        let fold = if self.facts[value].dims.iter().all(|d| d.least() > 0) { crate::case::Fold::Mean } else { crate::case::Fold::Sum };
+        let loss = match scalar {
+            true => Some(value),
+            false => {
+                let square = self.push(Op::Unary(crate::case::Unary::Square), &[value]).unwrap_or(value);
+                self.push(Op::Fold { fold, axes: None, keep: false }, &[square])
+            }
+        };
+        if let Some(loss) = loss {
+            self.program.learn = Some(Learn { loss, rule, parts: None });
+        }
+    }
+
+    fn set_states(&mut self) {
+        for (at, state) in self.scope.case.states.iter().enumerate() {
+            let dims: Vec<Len> = state.dims.iter().map(|&n| Len::fixed(n)).collect();
+            let fits = |f: &Fact| f.dtype == state.dtype && f.dims == dims && (f.exact || f.dtype.is_float()) && f.bound() <= 8.0;
+            if let Some(value) = self.find(fits).filter(|_| self.rng.one_in(2)) {
+                self.program.sets.push((at, value));
+            }
+        }
+    }
+
+    fn outputs(&mut self) {
+        let used: Vec<usize> = self.program.statements.iter().flat_map(|s| s.args.clone()).collect();
+        for at in 0..self.facts.len() {
+            let is_source = self.program.statements[at].args.is_empty();
+            let loose = !used.contains(&at) && (!is_source || self.rng.one_in(4));
+            if (loose || self.rng.one_in(10)) && self.program.outputs.len() < OUTPUTS_MAX - 1 {
+                self.program.outputs.push(at);
+            }
+        }
+        if self.program.outputs.is_empty() && self.program.learn.is_none() {
+            self.program.outputs.extend(self.open.last());
+        }
+        if self.rng.one_in(30)
+            && let Some(&first) = self.program.outputs.first()
+            && self.program.outputs.len() < OUTPUTS_MAX - 1
+        {
+            self.program.outputs.push(first);
+        }
+    }
+
+    fn donate(&mut self) {
+        let inputs: Vec<usize> = self.program.inputs().collect();
+        for (position, &output) in self.program.outputs.iter().enumerate() {
+            let alike = |&i: &usize| self.facts[i].dtype == self.facts[output].dtype && self.facts[i].dims == self.facts[output].dims;
+            if let Some(&input) = inputs.iter().find(|i| alike(i) && self.facts[**i].dtype != DType::Bool)
+                && self.rng.one_in(3)
+            {
+                self.program.donate = Some((input, position));
+                return;
+            }
+        }
+    }
+}

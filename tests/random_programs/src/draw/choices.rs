@@ -1,0 +1,120 @@
+//! Steps that choose elements: by an index, and by their values.
+
+use slabwise::DType;
+
+use super::Maker;
+use super::steps::single;
+use crate::case::{Binary, Op};
+use crate::facts::{Fact, Len};
+
+impl Maker<'_> {
+    /// An index of a shape into `limit` places.
+    pub(super) fn index(&mut self, dims: &[Len], limit: usize) -> Option<usize> {
+        let shape = self.shape(dims)?;
+        if limit == 0 {
+            return None;
+        }
+        let dtype = self.rng.pick(&[DType::I32, DType::U8]);
+        let fits = |f: &Fact| matches!(f.dtype, DType::I32 | DType::U8) && f.dims == dims && f.exact && f.low >= 0.0;
+        let x = match self.find(fits) {
+            Some(x) => x,
+            None => self.input(dtype, shape)?,
+        };
+        if self.fact(x).high < limit as f64 {
+            return Some(x);
+        }
+        self.push(Op::Clamp(0.0, limit as f32 - 1.0), &[x])
+    }
+
+    pub(super) fn choose(&mut self) -> Option<usize> {
+        let x = self.find(|f| f.rank() > 0)?;
+        let axis = self.an_axis(x)?;
+        let mut dims = self.fact(x).dims.clone();
+        let limit = dims[axis].least();
+        let n = Len::fixed(self.rng.pick(&self.lengths));
+        match self.rng.below(4) {
+            0 => {
+                dims[axis] = n;
+                let index = self.index(&dims, limit)?;
+                self.push(Op::Gather(axis), &[x, index])
+            }
+            1 => {
+                let index = self.index(&[n], limit)?;
+                self.push(Op::IndexSelect(axis), &[x, index])
+            }
+            2 => {
+                let table = self.find(|f| f.rank() == 2)?;
+                let limit = self.fact(table).dims[0].least();
+                let shape = if self.rng.one_in(2) { vec![n] } else { vec![n, Len::fixed(2)] };
+                let index = self.index(&shape, limit)?;
+                self.push(Op::Embed, &[table, index])
+            }
+            _ => {
+                let index = self.find(|f| matches!(f.dtype, DType::I32 | DType::U8) && f.exact && f.low >= 0.0 && f.high < 6.0)?;
+                let n = self.fact(index).high as usize + 1 + self.rng.below(2);
+                self.push(Op::OneHot(n), &[index])
+            }
+        }
+    }
+
+    pub(super) fn scalar_index(&mut self, most: usize) -> Option<usize> {
+        let x = match self.find(|f| f.dtype == DType::I32 && f.rank() == 0 && f.exact && f.low >= 0.0) {
+            Some(x) => x,
+            None => self.input(DType::I32, Vec::new())?,
+        };
+        if self.fact(x).high <= most as f64 { Some(x) } else { self.push(Op::Clamp(0.0, most as f32), &[x]) }
+    }
+
+    pub(super) fn found(&mut self) -> Option<usize> {
+        if self.found >= 3 {
+            return None;
+        }
+        self.found += 1;
+        let x = self.find(|_| true)?;
+        let fact = self.fact(x).clone();
+        match self.rng.below(7) {
+            0 => self.push(Op::Nonzero, &[x]),
+            1 | 2 => {
+                let mask = self.mask(&fact.dims)?;
+                self.push(Op::MaskedSelect, &[x, mask])
+            }
+            3 => {
+                let axis = self.an_axis(x)?;
+                let mask = self.mask(&fact.dims[axis..=axis])?;
+                self.push(Op::Compress(axis), &[x, mask])
+            }
+            4 => self.push(Op::Unique, &[x]),
+            5 => {
+                let axis = self.an_axis(x)?;
+                let n = fact.dims[axis].least();
+                let most = self.rng.below(n + 1);
+                let start = self.scalar_index(most)?;
+                let rest = n - self.fact(start).high as usize;
+                if self.rng.one_in(2) {
+                    let length = self.rng.below(rest + 1);
+                    return self.push(Op::SliceFrom { axis, length }, &[x, start]);
+                }
+                let length = self.scalar_index(rest)?;
+                self.push(Op::DynamicSlice(axis), &[x, start, length])
+            }
+            _ => {
+                let boxes = self.find(|f| single(f) && f.exact && f.rank() == 2 && f.dims[1].is(4))?;
+                let n = self.fact(boxes).dims[0];
+                let scores = self.find(|f| single(f) && f.exact && f.dims == [n])?;
+                let threshold = self.rng.pick(&[0.0, 0.25, 0.5]);
+                self.push(Op::Nms(threshold), &[boxes, scores])
+            }
+        }
+    }
+
+    pub(super) fn mask(&mut self, dims: &[Len]) -> Option<usize> {
+        if let Some(mask) = self.find(|f| f.dtype == DType::Bool && f.exact && f.dims == dims) {
+            return Some(mask);
+        }
+        if let Some(x) = self.find(|f| f.dtype != DType::Bool && f.exact && f.dims == dims) {
+            return self.push(Op::Number(Binary::Gt, 0.0), &[x]);
+        }
+        let shape = self.shape(dims)?;
+        self.input(DType::Bool, shape)
+    }
+}

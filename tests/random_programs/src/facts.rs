@@ -1,0 +1,235 @@
+//! What is known of a value before a program runs: its type, its shape, and between which numbers it lies.
+
+use std::collections::HashMap;
+
+use slabwise::DType;
+
+use crate::case::{Axis, Case};
+
+/// A length that a run says or finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unknown {
+    /// A named dimension.
+    Named(usize),
+    /// The number of true elements of the mask that this statement is, or what this statement alone finds.
+    Found(usize),
+}
+
+/// A length: `times` of an unknown one, plus a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Len {
+    times: i64,
+    of: Option<Unknown>,
+    plus: i64,
+}
+
+impl Len {
+    /// A number.
+    pub fn fixed(n: usize) -> Len {
+        Len { times: 0, of: None, plus: n as i64 }
+    }
+
+    /// A length that is not known.
+    pub fn unknown(of: Unknown) -> Len {
+        Len { times: 1, of: Some(of), plus: 0 }
+    }
+
+    /// Its number, if it is fixed.
+    pub fn as_fixed(self) -> Option<usize> {
+        self.of.is_none().then_some(self.plus as usize)
+    }
+
+    /// Whether it is this number at every length.
+    pub fn is(self, n: usize) -> bool {
+        self.as_fixed() == Some(n)
+    }
+
+    /// The dimension that it is, if it is one and nothing else.
+    pub fn named(self) -> Option<usize> {
+        match self {
+            Len { times: 1, of: Some(Unknown::Named(dim)), plus: 0 } => Some(dim),
+            _ => None,
+        }
+    }
+
+    /// Whether a run finds it.
+    pub fn is_found(self) -> bool {
+        matches!(self.of, Some(Unknown::Found(_)))
+    }
+
+    /// The least that it can be.
+    pub fn least(self) -> usize {
+        self.plus as usize
+    }
+
+    fn normal(self) -> Len {
+        if self.times == 0 { Len { of: None, ..self } } else { self }
+    }
+
+    /// The sum, if it has the form of a length.
+    pub fn plus(self, other: Len) -> Option<Len> {
+        let of = match (self.of, other.of) {
+            (a, None) => a,
+            (None, b) => b,
+            (a, b) if a == b => a,
+            _ => return None,
+        };
+        Some(Len { times: self.times + other.times, of, plus: self.plus + other.plus }.normal())
+    }
+
+    /// So many fewer, if there are that many at every length.
+    pub fn less(self, n: usize) -> Option<Len> {
+        let plus = self.plus - n as i64;
+        (plus >= 0).then_some(Len { plus, ..self })
+    }
+
+    /// The product, if it has the form of a length.
+    pub fn by(self, other: Len) -> Option<Len> {
+        let (a, b) = if self.of.is_none() { (other, self) } else { (self, other) };
+        b.of.is_none().then(|| Len { times: a.times * b.plus, of: a.of, plus: a.plus * b.plus }.normal())
+    }
+
+    /// One of `n` equal parts.
+    pub fn part(self, n: usize) -> Option<Len> {
+        let n = n as i64;
+        (n > 0 && self.times % n == 0 && self.plus % n == 0).then(|| Len { times: self.times / n, plus: self.plus / n, ..self })
+    }
+}
+
+/// What is known of a value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fact {
+    /// Its type.
+    pub dtype: DType,
+    /// Its shape.
+    pub dims: Vec<Len>,
+    /// No element is smaller, as far as is known.
+    pub low: f64,
+    /// No element is larger, as far as is known.
+    pub high: f64,
+    /// Every right implementation computes the same bits.
+    pub exact: bool,
+    /// Whether a gradient reaches a parameter.
+    pub learns: bool,
+    /// Whether every gradient of it lacks jumps that rounding can cause.
+    pub smooth: bool,
+}
+
+impl Fact {
+    /// Something of a type and shape of which nothing else is known.
+    pub fn new(dtype: DType, dims: Vec<Len>) -> Fact {
+        Fact { dtype, dims, low: f64::NEG_INFINITY, high: f64::INFINITY, exact: false, learns: false, smooth: true }
+    }
+
+    /// The same with bounds.
+    pub fn within(self, low: f64, high: f64) -> Fact {
+        Fact { low, high, ..self }
+    }
+
+    /// The same, exact or not.
+    pub fn exact(self, exact: bool) -> Fact {
+        Fact { exact, ..self }
+    }
+
+    /// The largest magnitude.
+    pub fn bound(&self) -> f64 {
+        self.low.abs().max(self.high.abs())
+    }
+
+    /// The number of axes.
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+
+    /// The type that arithmetic on it gives.
+    pub fn lane(&self) -> DType {
+        lane(self.dtype)
+    }
+
+    /// Its shape, if it is fixed.
+    pub fn fixed(&self) -> Option<Vec<usize>> {
+        self.dims.iter().map(|d| d.as_fixed()).collect()
+    }
+}
+
+/// The type that arithmetic on a type gives.
+pub fn lane(dtype: DType) -> DType {
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => DType::F32,
+        DType::I32 | DType::U8 => DType::I32,
+        DType::Bool => DType::Bool,
+    }
+}
+
+/// What shapes are resolved by: named dimensions, and how long lengths that a run finds can be.
+pub struct Scope<'a> {
+    /// The case, for its dimensions, parameters and states.
+    pub case: &'a Case,
+    /// Whether the trace is for training.
+    pub training: bool,
+    found: HashMap<usize, usize>,
+}
+
+/// Most lengths that are not fixed, of the 8 that a program may have.
+const UNKNOWN_MAX: usize = 7;
+
+impl<'a> Scope<'a> {
+    /// For a program of a case.
+    pub fn new(case: &'a Case, training: bool) -> Scope<'a> {
+        Scope { case, training, found: HashMap::new() }
+    }
+
+    /// The most that a length can be.
+    pub fn most(&self, len: Len) -> usize {
+        let of = match len.of {
+            None => 0,
+            Some(Unknown::Named(dim)) => self.case.dims[dim].max as usize,
+            Some(Unknown::Found(at)) => self.found.get(&at).copied().unwrap_or(0),
+        };
+        len.times as usize * of + len.plus as usize
+    }
+
+    /// The most elements that a shape can have; `None` if their number has no form that slabwise can plan.
+    pub fn elements(&self, dims: &[Len]) -> Option<usize> {
+        let open: Vec<&Len> = dims.iter().filter(|d| d.of.is_some()).collect();
+        if open.len() > 3 || (open.len() > 1 && open.iter().any(|d| d.plus != 0)) {
+            return None;
+        }
+        Some(dims.iter().map(|d| self.most(*d)).product())
+    }
+
+    /// The length that a statement finds, at most so long; `None` if there are too many of them.
+    pub fn found(&mut self, key: usize, most: usize) -> Option<Len> {
+        if !self.found.contains_key(&key) && self.found.len() + self.case.dims.len() >= UNKNOWN_MAX {
+            return None;
+        }
+        self.found.insert(key, most);
+        Some(Len::unknown(Unknown::Found(key)))
+    }
+
+    /// A length as written, unless it is open.
+    pub fn len(&self, axis: Axis) -> Option<Len> {
+        match axis {
+            Axis::Fixed(n) => Some(Len::fixed(n)),
+            Axis::Named(dim) => (dim < self.case.dims.len()).then(|| Len::unknown(Unknown::Named(dim))),
+            Axis::Open => None,
+        }
+    }
+
+    /// A shape as written, if nothing of it is open.
+    pub fn shape(&self, shape: &[Axis]) -> Option<Vec<Len>> {
+        shape.iter().map(|&axis| self.len(axis)).collect()
+    }
+}
+
+/// The shape that two broadcast to.
+pub fn broadcast(a: &[Len], b: &[Len]) -> Option<Vec<Len>> {
+    let rank = a.len().max(b.len());
+    let at = |d: &[Len], i: usize| (i + d.len()).checked_sub(rank).map_or(Len::fixed(1), |i| d[i]);
+    let join = |i| match (at(a, i), at(b, i)) {
+        (a, b) if a == b || b.is(1) => Some(a),
+        (a, b) if a.is(1) => Some(b),
+        _ => None,
+    };
+    (0..rank).map(join).collect()
+}

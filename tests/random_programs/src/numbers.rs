@@ -1,0 +1,155 @@
+//! What elementwise statements do to types and bounds.
+
+use slabwise::DType;
+
+use crate::case::{Binary, Op, Unary};
+use crate::facts::{Fact, lane};
+
+/// Whether a small change of an operand can make a jump of the result.
+pub fn jumps(op: &Op) -> bool {
+    let rounds = |u: &Unary| matches!(u, Unary::Floor | Unary::Ceil | Unary::Round | Unary::Sign);
+    match op {
+        Op::Unary(u) => rounds(u),
+        Op::Checkpoint(list) => list.iter().any(rounds),
+        Op::Binary(b) | Op::Number(b, _) => compares(*b),
+        Op::Cast(to) => *to != DType::F32,
+        Op::TopK { positions, .. } => *positions,
+        Op::Argsort(_) | Op::Unique | Op::Nonzero | Op::Nms(_) => true,
+        Op::Fold { fold, .. } => matches!(fold, crate::case::Fold::ArgMax | crate::case::Fold::ArgMin),
+        _ => false,
+    }
+}
+
+/// Whether its gradient jumps where its value does not.
+pub fn has_kinks(op: &Op) -> bool {
+    let kink = |u: &Unary| matches!(u, Unary::Abs | Unary::Relu);
+    match op {
+        Op::Unary(u) => kink(u),
+        Op::Checkpoint(list) => list.iter().any(kink),
+        Op::Binary(b) | Op::Number(b, _) => matches!(b, Binary::Minimum | Binary::Maximum),
+        Op::Clamp(..) | Op::Huber(_) | Op::Sort(_) | Op::TopK { .. } => true,
+        _ => false,
+    }
+}
+
+fn compares(op: Binary) -> bool {
+    matches!(op, Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge | Binary::Equal | Binary::NotEqual)
+}
+
+/// The facts of a statement with one operand.
+pub fn of_one(op: &Op, x: &Fact) -> Option<Fact> {
+    let mut fact = match op {
+        Op::Unary(u) => unary(*u, x)?,
+        Op::Checkpoint(list) => list.iter().try_fold(x.clone(), |x, u| unary(*u, &x))?,
+        Op::Number(op, number) => {
+            let number = f64::from(*number);
+            let whole = number.fract() == 0.0 && number.abs() < 1e6;
+            let holds = match x.lane() {
+                DType::F32 => true,
+                DType::Bool => number == 0.0 || number == 1.0,
+                _ => whole,
+            };
+            let right = Fact::new(x.lane(), Vec::new()).within(number, number).exact(true);
+            holds.then(|| of_two(*op, x, &right))??
+        }
+        Op::Clamp(low, high) => {
+            let (low, high) = (f64::from(*low), f64::from(*high));
+            let ok = low <= high && (x.lane() == DType::F32 || (x.lane() == DType::I32 && low.fract() == 0.0 && high.fract() == 0.0));
+            ok.then(|| Fact { dtype: x.lane(), ..x.clone() }.within(x.low.clamp(low, high), x.high.clamp(low, high)))?
+        }
+        Op::Cast(to) => cast(*to, x),
+        _ => return None,
+    };
+    if has_kinks(op) && !x.exact {
+        fact.smooth = false;
+    }
+    Some(fact)
+}
+
+fn cast(to: DType, x: &Fact) -> Fact {
+    let fact = Fact { dtype: to, ..x.clone() };
+    match to {
+        DType::F32 | DType::F16 | DType::BF16 => {
+            let rounds = to != DType::F32 && (x.bound() > 256.0 || x.dtype.is_float());
+            // Rounding an exact number is exact; what is known of it widens a little.
+            if rounds { fact.within(x.low - x.bound() * 0.01, x.high + x.bound() * 0.01) } else { fact }
+        }
+        DType::I32 => fact.within(x.low.trunc().min(0.0), x.high.trunc().max(0.0)),
+        DType::U8 => fact.within(x.low.trunc().clamp(0.0, 255.0), x.high.trunc().clamp(0.0, 255.0)),
+        DType::Bool => fact.within(0.0, 1.0),
+    }
+}
+
+fn unary(op: Unary, x: &Fact) -> Option<Fact> {
+    use Unary as U;
+    let (low, high, lane) = (x.low, x.high, x.lane());
+    let numeric = matches!(op, U::Neg | U::Abs | U::Sign | U::Square);
+    let takes = match lane {
+        DType::F32 => op != U::Not,
+        DType::I32 => numeric,
+        _ => op == U::Not,
+    };
+    let (most, least) = (x.bound(), if low > 0.0 { low } else { 0.0 });
+    let (low, high) = match op {
+        U::Neg => (-high, -low),
+        U::Abs => (least, most),
+        U::Sign | U::Tanh | U::Erf | U::Sin | U::Cos => (-1.0, 1.0),
+        U::Exp => (0.0, high.exp()),
+        U::Exp2 => (0.0, high.exp2()),
+        U::Expm1 => (-1.0, high.exp_m1()),
+        U::Ln => (low.ln(), high.ln()),
+        U::Log1p => (low.ln_1p(), high.ln_1p()),
+        U::Sqrt => (0.0, high.sqrt()),
+        U::Rsqrt => (0.0, 1.0 / low.sqrt()),
+        U::Recip => (1.0 / high, 1.0 / low),
+        U::Sigmoid | U::Not => (0.0, 1.0),
+        U::Relu => (0.0, high.max(0.0)),
+        U::Square => (0.0, most * most),
+        U::Gelu | U::GeluTanh | U::Silu => (-1.0, high.max(0.0)),
+        U::Softplus => (0.0, high.max(0.0) + 1.0),
+        U::Detach => (low, high),
+        U::Floor | U::Ceil | U::Round => (low.floor(), high.ceil()),
+    };
+    let jumps = matches!(op, U::Floor | U::Ceil | U::Round | U::Sign);
+    let keeps = matches!(op, U::Neg | U::Abs | U::Relu | U::Detach | U::Not);
+    let exact = x.exact && (lane != DType::F32 || jumps || keeps);
+    let smooth = x.smooth && (x.exact || !matches!(op, U::Abs | U::Relu));
+    let fact = Fact { dtype: lane, smooth, ..x.clone() };
+    takes.then(|| fact.within(low, high).exact(exact))
+}
+
+/// The facts of a statement with two operands, in the shape of the first.
+pub fn of_two(op: Binary, x: &Fact, y: &Fact) -> Option<Fact> {
+    use Binary as B;
+    let both = lane(x.dtype);
+    let logic = matches!(op, B::And | B::Or | B::Xor);
+    let takes = both == y.lane()
+        && match both {
+            DType::F32 => !logic,
+            DType::I32 => !logic && op != B::Pow,
+            _ => logic || compares(op),
+        };
+    let products = [x.low * y.low, x.low * y.high, x.high * y.low, x.high * y.high];
+    let (low, high) = match op {
+        B::Add => (x.low + y.low, x.high + y.high),
+        B::Sub => (x.low - y.high, x.high - y.low),
+        B::Mul => (products.iter().copied().fold(f64::INFINITY, f64::min), products.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+        B::Div if both == DType::F32 => {
+            let bound = x.bound() / y.low.abs().min(y.high.abs());
+            (-bound, bound)
+        }
+        B::Div => (-x.bound(), x.bound()),
+        B::Pow => {
+            let bound = x.high.max(1.0 / x.low).powf(y.bound());
+            (0.0, bound)
+        }
+        B::Minimum => (x.low.min(y.low), x.high.min(y.high)),
+        B::Maximum => (x.low.max(y.low), x.high.max(y.high)),
+        _ => (0.0, 1.0),
+    };
+    let dtype = if compares(op) { DType::Bool } else { both };
+    let exact = x.exact && y.exact && (both != DType::F32 || compares(op) || matches!(op, B::Minimum | B::Maximum));
+    let kink = matches!(op, B::Minimum | B::Maximum) && !(x.exact && y.exact);
+    let fact = Fact { dtype, smooth: x.smooth && y.smooth && !kink, ..x.clone() };
+    takes.then(|| fact.within(low, high).exact(exact))
+}

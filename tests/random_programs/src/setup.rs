@@ -1,0 +1,148 @@
+//! How a case is compiled and run.
+
+use slabwise::CompileOptions;
+
+macro_rules! switches {
+    ($($(#[$doc:meta])* $variant:ident $rounds:literal |$options:ident| $change:expr;)*) => {
+        /// A change of the options of compilation, named by itself.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub enum Switch { $($(#[$doc])* $variant),* }
+
+        impl Switch {
+            /// All of them.
+            pub const ALL: &[Switch] = &[$(Switch::$variant),*];
+
+            /// Makes the change.
+            pub fn apply(self, options: &mut CompileOptions) {
+                match self { $(Switch::$variant => { let $options = options; $change; })* }
+            }
+
+            /// The change as a line of a program.
+            pub fn text(self) -> &'static str {
+                match self { $(Switch::$variant => stringify!($change)),* }
+            }
+
+            /// Whether sums may be rounded differently.
+            pub fn rounds(self) -> bool {
+                match self { $(Switch::$variant => $rounds),* }
+            }
+        }
+    };
+}
+
+switches! {
+    Nothing true |options| options.fuse = slabwise::passes::Fuse::none();
+    Elementwise true |options| options.fuse.elementwise = false;
+    Reductions true |options| options.fuse.reductions = false;
+    Rows true |options| options.fuse.rows = false;
+    Epilogues true |options| options.fuse.epilogues = false;
+    Siblings true |options| options.fuse.siblings = false;
+    Stored true |options| options.fuse.stored = false;
+    Recompute true |options| options.fuse.recompute = false;
+    Cse true |options| options.simplify.cse = false;
+    Fold true |options| options.simplify.fold = false;
+    Algebra true |options| options.simplify.algebra = false;
+    Apart false |options| options.planner.reuse = false;
+    NotInPlace false |options| options.planner.in_place = false;
+    ProgramOrder false |options| options.planner.order = slabwise_planner::OrderPolicy::Program;
+    Effortless false |options| options.planner.effort = 0;
+    NotLent false |options| options.shapes.lend = false;
+    Unsliced false |options| options.unsliced = true;
+    StoredImages false |options| options.stored_images = true;
+    Wide false |options| options.wide = true;
+    Checked false |options| options.check_memory = true;
+    Exact true |options| options.shapes.ranges = slabwise::Ranges::Exact;
+    Doubling true |options| options.shapes.ranges = slabwise::Ranges::Growth(100);
+}
+
+/// Where inputs come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Feed {
+    /// Arrays of the host.
+    #[default]
+    Host,
+    /// Buffers of the session.
+    Resident,
+    /// Buffers of the session; the input that the program says is donated.
+    Donated,
+}
+
+/// What the planner may spend under a budget.
+pub const EFFORT: u64 = 20_000;
+
+/// How a case is compiled and run. The default is what everything is compared with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setup {
+    /// Changes of the options.
+    pub switches: Vec<Switch>,
+    /// Threads of the session.
+    pub threads: usize,
+    /// Run with buffers from the pool, not planned.
+    pub dynamic: bool,
+    /// The percentage of the slab that there is.
+    pub budget: Option<u32>,
+    /// Whether values may be sent to the host, so many bytes in a second.
+    pub offload: Option<u64>,
+    /// Where inputs come from.
+    pub feed: Feed,
+    /// Free dimensions bounded, and bounded ones free.
+    pub swap_dims: bool,
+    /// Every program compiled again before each of its runs, the one before dropped.
+    pub anew: bool,
+    /// Weights and state saved after the first run, and loaded by another session.
+    pub reload: bool,
+    /// Each program in a session of its own; only where none changes what another reads.
+    pub alone: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Setup {
+            switches: Vec::new(),
+            threads: 1,
+            dynamic: false,
+            budget: None,
+            offload: None,
+            feed: Feed::Host,
+            swap_dims: false,
+            anew: false,
+            reload: false,
+            alone: false,
+        }
+    }
+}
+
+impl Setup {
+    /// Whether results may differ in rounding from those of the default.
+    pub fn rounds(&self) -> bool {
+        self.swap_dims || self.switches.iter().any(|s| s.rounds())
+    }
+
+    /// The options of compilation.
+    pub fn options(&self) -> CompileOptions {
+        let mut options = CompileOptions::default();
+        if self.budget.is_some() {
+            // The search for what to run again under a budget takes what it is given, and there are many programs.
+            options.planner.effort = EFFORT;
+        }
+        self.switches.iter().for_each(|s| s.apply(&mut options));
+        options
+    }
+
+    /// What differs from the default, in a few words.
+    pub fn describe(&self) -> String {
+        let mut parts: Vec<String> = self.switches.iter().map(|s| s.text().to_string()).collect();
+        let mut say = |on: bool, text: String| on.then(|| parts.push(text));
+        say(self.threads != 1, format!("{} threads", self.threads));
+        say(self.dynamic, "dynamic".into());
+        say(self.budget.is_some(), format!("{} % of the slab", self.budget.unwrap_or(0)));
+        say(self.offload.is_some(), format!("offload at {} B/s", self.offload.unwrap_or(0)));
+        say(self.feed != Feed::Host, format!("{:?} inputs", self.feed).to_lowercase());
+        say(self.swap_dims, "free for bounded dimensions".into());
+        say(self.anew, "compiled anew for each run".into());
+        say(self.reload, "saved and loaded".into());
+        say(self.alone, "each program alone".into());
+        if parts.is_empty() { "the default".into() } else { parts.join(", ") }
+    }
+}

@@ -1,0 +1,59 @@
+//! The hunt itself: a few hundred programs, a planted bug, and that everything follows from the seed.
+
+use slabwise_random_programs::case::{Case, Op, Unary};
+use slabwise_random_programs::hunt::{Hunt, drawn, seed_of};
+use slabwise_random_programs::judge::{Fault, is_valid};
+use slabwise_random_programs::run::Outcome;
+use slabwise_random_programs::setup::Setup;
+
+fn hunt(seed: u64, graphs: u64, threads: usize) -> Hunt {
+    Hunt { seed, seconds: None, graphs: Some(graphs), threads, max_size: 12, trail: None, loud: false }
+}
+
+#[test]
+fn programs_agree_however_they_are_run() {
+    let bag = hunt(1, 400, 2).go();
+    let reports: Vec<String> = bag.reports.values().map(|r| r.text(12)).collect();
+    assert!(reports.is_empty(), "{}", reports.join("\n"));
+    assert_eq!(bag.counts.graphs, 400);
+    assert!(bag.counts.comparisons > 700, "{:?}", bag.counts);
+}
+
+#[test]
+fn drawn_cases_are_valid_and_follow_from_their_seed() {
+    for number in 0..2000 {
+        let seed = seed_of(7, number);
+        let (case, setups) = drawn(seed, 30);
+        assert!(is_valid(&case), "case {seed}: {case:#?}");
+        assert!(drawn(seed, 30) == (case, setups), "case {seed} is drawn in two ways");
+    }
+}
+
+/// A wrong last bit in the first output, in dynamic mode, of programs with a logistic function of something.
+fn wrong(case: &Case, setup: &Setup, outcome: &mut Outcome) {
+    let has = case.programs[0].statements.iter().any(|s| s.op == Op::Unary(Unary::Sigmoid));
+    let values = outcome.outputs.first_mut().and_then(|o| o.first_mut()).map(|array| &mut array.values);
+    if let (true, true, Some(values)) = (has, setup.dynamic, values) {
+        values.iter_mut().filter(|v| v.is_finite()).for_each(|v| *v = f64::from((*v as f32).next_up()));
+    }
+}
+
+#[test]
+fn a_planted_bug_is_found_and_made_small_whatever_the_number_of_threads() {
+    for threads in [1, 3] {
+        let bag = hunt(5, 400, threads).go_planted(&wrong);
+        let reports: Vec<_> = bag.reports.values().filter(|r| matches!(r.finding.fault, Fault::Differs(_))).collect();
+        let smallest = reports.iter().min_by_key(|r| r.trial.case.size()).expect("the bug is found");
+        // Something, its logistic function, and perhaps an output beside it.
+        assert!(smallest.trial.case.size() <= 2, "{}", smallest.text(12));
+        assert_eq!(smallest.trial.setup, Setup { dynamic: true, ..Setup::default() });
+        assert!(smallest.program.contains(".sigmoid()"), "{}", smallest.program);
+        assert!(smallest.program.contains("session.run_dynamic("), "{}", smallest.program);
+    }
+}
+
+#[test]
+fn counts_do_not_depend_on_threads() {
+    let counts = [1, 4].map(|threads| hunt(11, 60, threads).go().counts);
+    assert_eq!(counts[0], counts[1]);
+}
