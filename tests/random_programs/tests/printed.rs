@@ -11,6 +11,8 @@ use slabwise_random_programs::print::{Claim, test};
 use slabwise_random_programs::rng::Rng;
 use slabwise_random_programs::{draw, run, setup};
 
+// Every expression is printed in parentheses, so that it can stand inside of another.
+#[allow(unused_parens)]
 mod programs {
     include!("printed/programs.inc");
 }
