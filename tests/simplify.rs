@@ -131,7 +131,7 @@ fn slice(g: &mut Graph, x: NodeId, from: [usize; 2], to: [usize; 2]) -> NodeId {
 #[test]
 fn zeros_that_change_the_sign_of_a_zero_stay() {
     for (op, zero) in [(ScalarOp::Add, 0.0), (ScalarOp::Sub, -0.0)] {
-        let nodes = left(&|g: &mut Graph, x, _| {
+        let nodes = left(|g: &mut Graph, x, _| {
             let zero = g.full(zero, DType::F32, &dims(&[2, 3]));
             g.scalar(op, &[x, zero])
         });

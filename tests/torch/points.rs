@@ -83,9 +83,12 @@ const CASES: &[(&str, Build)] = &[
     ("batch_norm", |at, x| BatchNorm1d::new(at / "norm", 1).forward(x[0].unsqueeze(1)).flatten(0)),
 ];
 
-/// Where this library gives something else, and what: case, tensor, arguments (one list each), value.
+/// Case, tensor, arguments (one list each), and what this library gives.
+type Difference = (&'static str, &'static str, &'static [&'static [f32]], &'static [f32]);
+
+/// Where this library gives something else, and what.
 #[rustfmt::skip]
-const OTHERWISE: &[(&str, &str, &[&[f32]], &[f32])] = &[
+const OTHERWISE: &[Difference] = &[
     // No number has no sign.
     ("sign", "value", &[&[NAN]], &[NAN]),
     ("abs", "d0", &[&[NAN]], &[NAN]),
