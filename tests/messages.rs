@@ -319,7 +319,7 @@ fn names_of_values() {
         0,
         Model::parse("resnet19"),
         expect![[
-            r#"unknown model "resnet19"; there are mlp, cnn, resnet20, resnet18, resnet50, mobilenetv2, unet, vgg16, gpt, lstm; did you mean "resnet18" or "resnet20" or "resnet50"?"#
+            r#"unknown model "resnet19"; there are mlp, cnn, resnet20, resnet18, resnet50, mobilenetv2, unet, vgg16, gpt, gpt2, lstm, ode; did you mean "resnet18" or "resnet20" or "resnet50"?"#
         ]],
     );
     says(0, "cpu0".parse::<Device>().map_err(Error::Value), expect![[r#"unknown device "cpu0"; it is auto, cpu or cuda:N"#]]);
