@@ -1,5 +1,6 @@
 //! A compiled program: kernels in the order of a checked plan, and where their arguments lie.
 
+mod fed;
 #[cfg(feature = "profiles")]
 mod ledger;
 
@@ -9,23 +10,21 @@ use rustc_hash::FxHashMap;
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
-use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size, Symbol};
+use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::slice::Slice;
 use slabwise_kernels::spec::{Body, Dims};
 use slabwise_planner::{self as planner, Lifetime, Space};
 
 use crate::backend::{CheckKind, Kernel, Loaded, Resources, describe};
-use crate::buffer::Donated;
 use crate::error::{Error, Mistake, Result};
-use crate::feed::{Feed, Lengths, Source};
+use crate::feed::Lengths;
 use crate::graph::{Graph, Needed, Origin};
 use crate::memory::{Tag, TagId};
 use crate::ops::{Checked, NodeId, Op};
 use crate::passes::{Arg, Scheduled, Stretch};
 use crate::plan::Plan;
-use crate::shape::{Extent, Symbols};
+use crate::shape::Symbols;
 use crate::shapes::PerShape;
-use crate::words;
 
 /// A program with `N` outputs. It is run by the session that compiled it.
 pub struct Program<const N: usize> {
@@ -167,28 +166,6 @@ pub(crate) struct Need {
     /// The step after which the length is known, unless it is from the start.
     after: Option<usize>,
     mistake: Mistake,
-}
-
-/// Lengths of dimensions that inputs of a run have said so far.
-type Known = [Option<u32>; MAX_SYMBOLS];
-
-/// What a run is fed with, as far as it fits an input or not.
-struct Given {
-    dtype: DType,
-    /// `None` for a flat slice, which takes the shape of the input.
-    lengths: Option<Lengths>,
-    elements: usize,
-}
-
-impl Given {
-    fn of(source: &Source<'_>) -> Given {
-        let buffer = match source {
-            Source::Host { dtype, lengths, elements, .. } => return Given { dtype: *dtype, lengths: lengths.clone(), elements: *elements },
-            Source::Resident(buffer) => *buffer,
-            Source::Donated(Donated(buffer)) => buffer,
-        };
-        Given { dtype: buffer.dtype, lengths: Some(buffer.lengths.clone()), elements: buffer.lengths.iter().product() }
-    }
 }
 
 /// A program without its count of outputs.
@@ -389,154 +366,6 @@ impl Compiled {
     /// What of each step a library of NVIDIA's computes, in the order of the steps.
     pub fn libraries(&self) -> Vec<Option<String>> {
         self.steps.iter().map(|step| step.kernel().and_then(Kernel::library)).collect()
-    }
-
-    /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.
-    pub fn sizes(&self, feed: &dyn Feed) -> Result<Env> {
-        if feed.count() != self.inputs.len() {
-            let (given, takes) = (feed.count(), words::count(self.inputs.len(), "input"));
-            let names =
-                if self.inputs.is_empty() { String::new() } else { format!(", {}", words::list(self.inputs.iter().map(|i| &*i.name))) };
-            let were = if given == 1 { "was" } else { "were" };
-            return Err(Error::Value(format!("\"{}\" takes {takes}{names}; {given} {were} given", self.name)));
-        }
-        let mut known: Known = Default::default();
-        let (mut result, mut shown) = (Ok(()), 0);
-        feed.each(&mut |at, source| {
-            shown += 1;
-            if result.is_ok() && at + 1 != shown {
-                result = Err(Error::Value(format!("a Feed shows input {at} where input {} is due", shown - 1)));
-            }
-            if result.is_ok() {
-                result = self.fit(at, &Given::of(&source), &mut known);
-            }
-        });
-        result.map_err(|error| self.swapped(feed, error))?;
-        if shown != self.inputs.len() {
-            return Err(Error::Value(format!("a Feed that says it has {} shows {shown}", words::count(feed.count(), "input"))));
-        }
-        let mut env = Env::default();
-        for (symbol, _, extent) in self.symbols.iter() {
-            let i = usize::from(symbol.0);
-            env.0[i] = match extent {
-                // A dimension that no input has runs at its bound.
-                Extent::Bounded(max) | Extent::Free(max) => known[i].unwrap_or(max),
-                // Until a kernel has found it.
-                Extent::Found(_) => 0,
-            };
-        }
-        self.check_needed(None, &env)?;
-        Ok(env)
-    }
-
-    /// How many examples a run is fed with: the length of its first input, 1 without one.
-    pub fn examples(&self, feed: &dyn Feed) -> Result<usize> {
-        let env = self.sizes(feed)?;
-        Ok(self.inputs.first().and_then(|input| input.dims.first()).map_or(1, |length| length.usize_at(&env)))
-    }
-
-    /// An error of a feed whose inputs would fit in one other order, which is said then.
-    fn swapped(&self, feed: &dyn Feed, error: Error) -> Error {
-        let Error::Input { name, mut message } = error else { return error };
-        let mut given: Vec<Given> = Vec::new();
-        feed.each(&mut |_, source| given.push(Given::of(&source)));
-        let mut orders = Vec::new();
-        if given.len() == self.inputs.len() && given.len() <= 8 {
-            self.orders(&given, &Known::default(), &mut Vec::new(), &mut orders);
-        }
-        if let [order] = &orders[..] {
-            // `order[at]` is what fits the input `at`: as it was given, the inputs were in the inverse order.
-            let place = |given: usize| order.iter().position(|&o| o == given).unwrap_or(given);
-            let were = (0..order.len()).map(|given| &*self.inputs[place(given)].name);
-            let takes = self.inputs.iter().map(|i| &*i.name);
-            let (were, takes) = (were.collect::<Vec<_>>().join(", "), takes.collect::<Vec<_>>().join(", "));
-            message = format!("{message}; the inputs seem to be in the order {were}, \"{}\" takes them as {takes}", self.name);
-        }
-        Error::Input { name, message }
-    }
-
-    /// Orders of what is given under which each fits its input, two at most.
-    fn orders(&self, given: &[Given], known: &Known, order: &mut Vec<usize>, found: &mut Vec<Vec<usize>>) {
-        let at = order.len();
-        if at == given.len() {
-            return found.push(order.clone());
-        }
-        for next in (0..given.len()).filter(|next| !order.contains(next)).collect::<Vec<_>>() {
-            let mut known = *known;
-            if found.len() < 2 && self.fit(at, &given[next], &mut known).is_ok() {
-                order.push(next);
-                self.orders(given, &known, order, found);
-                order.pop();
-            }
-        }
-    }
-
-    /// Whether what is given fits an input, where other inputs have said some lengths already.
-    fn fit(&self, at: usize, given: &Given, known: &mut Known) -> Result<()> {
-        let Some(slot) = self.inputs.get(at) else {
-            return Err(Error::Value(format!(
-                "a Feed shows input {at}; \"{}\" takes {}",
-                self.name,
-                words::count(self.inputs.len(), "input")
-            )));
-        };
-        let fail = |message: String| Err(Error::Input { name: slot.name.to_string(), message });
-        let dtype = given.dtype;
-        if dtype != slot.dtype && !(slot.dtype == DType::Bool && dtype == DType::U8) {
-            return fail(format!("{dtype} was given, {} is expected", slot.dtype));
-        }
-        let lengths = given.lengths.clone().map_or_else(|| self.flat(slot, given.elements, known), Ok)?;
-        let expected = self.symbols.show(&slot.dims);
-        if lengths.len() != slot.dims.len() {
-            return fail(format!("shape {lengths:?} was given, {expected} is expected"));
-        }
-        for (&length, &dim) in lengths.iter().zip(&slot.dims) {
-            match (dim.as_fixed(), dim.symbols().next()) {
-                (None, Some(symbol)) => {
-                    let name = self.symbols.name(symbol);
-                    let slot = &mut known[usize::from(symbol.0)];
-                    match self.symbols.extent(symbol) {
-                        Extent::Bounded(bound) if length > bound as usize => {
-                            return fail(format!(
-                                "shape {lengths:?} was given: \"{name}\" is {length}, more than its bound {bound}; compile with a larger bound or feed smaller parts"
-                            ));
-                        }
-                        Extent::Free(_) if u32::try_from(length).is_err() => {
-                            return fail(format!(
-                                "shape {lengths:?} was given: \"{name}\" is {length}; a free dimension is at most {} long",
-                                u32::MAX
-                            ));
-                        }
-                        _ => {}
-                    }
-                    if slot.is_some_and(|known| known as usize != length) {
-                        return fail(format!(
-                            "shape {lengths:?} was given: \"{name}\" is {length}, but {} in another input",
-                            slot.unwrap_or(0)
-                        ));
-                    }
-                    *slot = Some(length as u32);
-                }
-                (n, _) if n == i64::try_from(length).ok() => {}
-                _ => return fail(format!("shape {lengths:?} was given, {expected} is expected")),
-            }
-        }
-        Ok(())
-    }
-
-    /// The shape of a flat slice: the input's own, with its one unknown length worked out.
-    fn flat(&self, slot: &InputSlot, elements: usize, known: &[Option<u32>]) -> Result<Lengths> {
-        let fixed = |d: &Size| {
-            d.as_fixed().and_then(|n| usize::try_from(n).ok()).or_else(|| known[usize::from(d.symbols().next()?.0)].map(|n| n as usize))
-        };
-        let rest: usize = slot.dims.iter().filter_map(fixed).fold(1, usize::saturating_mul);
-        let unknown = slot.dims.iter().filter(|d| fixed(d).is_none()).count();
-        let fits = if unknown == 0 { rest == elements } else { unknown == 1 && rest > 0 && elements.is_multiple_of(rest) };
-        if !fits {
-            let message = format!("{elements} elements were given, {} is expected", self.symbols.show(&slot.dims));
-            return Err(Error::Input { name: slot.name.to_string(), message });
-        }
-        Ok(slot.dims.iter().map(|d| fixed(d).unwrap_or_else(|| elements / rest)).collect())
     }
 
     /// Refuses a run in which a length is 0 that must not be: those that are known after a step, or at the start.

@@ -59,8 +59,8 @@ pub(crate) struct TileCode {
 impl TileCode {
     /// Checks and compiles the code of a spec, to run with sizes up to `bound`: registers are no larger than a tile of all points.
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<TileCode, SpecError> {
-        // (A size that falls as a symbol grows is not largest at the bound.)
-        let largest = |dim: &Size| if dim.parts().0 < 0 { usize::MAX } else { dim.usize_at(bound) };
+        // (A size that falls as a symbol grows is not largest at the bound. Sums over no elements have accumulators all the same.)
+        let largest = |dim: &Size| if dim.parts().0 < 0 { usize::MAX } else { dim.usize_at(bound).max(1) };
         let points = spec.dims.iter().fold(1usize, |points, dim| points.saturating_mul(largest(dim)));
         let program = compile::compile(spec, config, points.clamp(1, MAX_ROWS) * VECTOR)?;
         let walks = spec.operands.len() + spec.indices.len();
