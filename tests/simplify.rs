@@ -129,6 +129,17 @@ fn slice(g: &mut Graph, x: NodeId, from: [usize; 2], to: [usize; 2]) -> NodeId {
 }
 
 #[test]
+fn zeros_that_change_the_sign_of_a_zero_stay() {
+    for (op, zero) in [(ScalarOp::Add, 0.0), (ScalarOp::Sub, -0.0)] {
+        let nodes = left(&|g: &mut Graph, x, _| {
+            let zero = g.full(zero, DType::F32, &dims(&[2, 3]));
+            g.scalar(op, &[x, zero])
+        });
+        assert_eq!(nodes.last().map(String::as_str), Some(op.name()), "{} {zero}", op.name());
+    }
+}
+
+#[test]
 fn every_rule_fires() {
     use ScalarOp as S;
     fn with(g: &mut Graph, op: ScalarOp, x: NodeId, number: f32) -> NodeId {
@@ -136,7 +147,7 @@ fn every_rule_fires() {
         g.scalar(op, &[x, number])
     }
     let alone: &[(&str, Build)] = &[
-        ("x + 0", |g, x, _| with(g, S::Add, x, 0.0)),
+        ("x + -0", |g, x, _| with(g, S::Add, x, -0.0)),
         ("x - 0", |g, x, _| with(g, S::Sub, x, 0.0)),
         ("x * 1", |g, x, _| with(g, S::Mul, x, 1.0)),
         ("x / 1", |g, x, _| with(g, S::Div, x, 1.0)),

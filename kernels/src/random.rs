@@ -11,22 +11,26 @@ const ROUNDS: usize = 10;
 /// Philox4x32-10: 128 random bits for a counter under a key.
 pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let [first, rest @ ..] = counter;
-    philox_lanes([first], rest, key).map(|[word]| word)
+    philox_lanes([first], rest, key).map(|[word]| word as u32)
 }
 
-/// [`philox`] of counters that differ in their first word alone: for each word of the results, that of every counter.
+/// [`philox`] of counters that differ in their first word alone: for each word of the results, that of every counter, in the low half
+/// of its lane. (Vectors multiply in lanes as wide as the products; words that stay in them need not be moved from one width to the
+/// other and back in each round.)
 #[inline(always)]
-pub(crate) fn philox_lanes<const N: usize>(first: [u32; N], rest: [u32; 3], key: [u32; 2]) -> [[u32; N]; 4] {
-    let (mut c0, mut c1, mut c2, mut c3) = (first, [rest[0]; N], [rest[1]; N], [rest[2]; N]);
+pub(crate) fn philox_lanes<const N: usize>(first: [u32; N], rest: [u32; 3], key: [u32; 2]) -> [[u64; N]; 4] {
+    let low = |x: u64| x & u64::from(u32::MAX);
+    let mut c0 = first.map(u64::from);
+    let [mut c1, mut c2, mut c3] = rest.map(|word| [u64::from(word); N]);
     let mut k = key;
     for _ in 0..ROUNDS {
         for l in 0..N {
-            let p0 = u64::from(MULTIPLIERS[0]) * u64::from(c0[l]);
-            let p1 = u64::from(MULTIPLIERS[1]) * u64::from(c2[l]);
-            c0[l] = (p1 >> 32) as u32 ^ c1[l] ^ k[0];
-            c1[l] = p1 as u32;
-            c2[l] = (p0 >> 32) as u32 ^ c3[l] ^ k[1];
-            c3[l] = p0 as u32;
+            let p0 = u64::from(MULTIPLIERS[0]) * low(c0[l]);
+            let p1 = u64::from(MULTIPLIERS[1]) * low(c2[l]);
+            c0[l] = (p1 >> 32) ^ c1[l] ^ u64::from(k[0]);
+            c1[l] = p1;
+            c2[l] = (p0 >> 32) ^ c3[l] ^ u64::from(k[1]);
+            c3[l] = p0;
         }
         k = [k[0].wrapping_add(WEYL[0]), k[1].wrapping_add(WEYL[1])];
     }

@@ -336,6 +336,8 @@ scalar_ops! {
     Mul "mul" Num(x, y) { f32: x * y, "{x} * {y}"; i32: x.wrapping_mul(y), "int(unsigned({x}) * unsigned({y}))"; } grad [Y, X];
     /// x / y; integers truncate, and give 0 for a division by 0
     Div "div" Num(x, y) { f32: x / y, "{x} / {y}"; i32: if y == 0 { 0 } else { x.wrapping_div(y) }, "{y} == 0 ? 0 : {y} == -1 ? int(0u - unsigned({x})) : {x} / {y}"; } grad [Expr::from(1.0) / Y, -(Out / Y)];
+    /// x, whose derivative with respect to y is z: where x is detached, the value of one formula with the slope of another
+    WithSlope "with_slope" Num(x, y, z) { f32: first(x, y, z), "{x}"; i32: first(x, y, z), "{x}"; } grad [1.0, Z, 0.0];
     /// x itself, as a constant to derivatives
     Detach "detach" Num(x) { f32: x, "{x}"; i32: x, "{x}"; } grad none;
     /// −x
@@ -345,11 +347,13 @@ scalar_ops! {
     /// −1, 0 or 1; NaN stays NaN
     Sign "sign" Num(x) { f32: if x > 0.0 { 1.0 } else if x < 0.0 { -1.0 } else { x * 0.0 }, "{x} > 0.0f ? 1.0f : {x} < 0.0f ? -1.0f : {x} * 0.0f"; i32: x.signum(), "({x} > 0) - ({x} < 0)"; } grad none;
     /// The smaller; NaN if either is
-    Min "min" Num(x, y) { f32: if x < y || x.is_nan() { x } else { y }, "{x} < {y} || {x} != {x} ? {x} : {y}"; i32: x.min(y), "{x} < {y} ? {x} : {y}"; } grad [pick(ScalarOp::Le), pick(ScalarOp::Gt)];
+    Min "min" Num(x, y) { f32: if x < y || x.is_nan() { x } else { y }, "{x} < {y} || {x} != {x} ? {x} : {y}"; i32: x.min(y), "{x} < {y} ? {x} : {y}"; } grad [share(ScalarOp::Gt), share(ScalarOp::Lt)];
     /// The larger; NaN if either is
-    Max "max" Num(x, y) { f32: if x > y || x.is_nan() { x } else { y }, "{x} > {y} || {x} != {x} ? {x} : {y}"; i32: x.max(y), "{x} > {y} ? {x} : {y}"; } grad [pick(ScalarOp::Ge), pick(ScalarOp::Lt)];
-    /// xʸ
-    Pow "pow" Float(x, y) { f32: math::pow(x, y), "powf({x}, {y})"; } grad [Y * call(ScalarOp::Pow, [X, Y - 1.0]), Out * call(ScalarOp::Ln, [X])];
+    Max "max" Num(x, y) { f32: if x > y || x.is_nan() { x } else { y }, "{x} > {y} || {x} != {x} ? {x} : {y}"; i32: x.max(y), "{x} > {y} ? {x} : {y}"; } grad [share(ScalarOp::Lt), share(ScalarOp::Gt)];
+    /// y where x < y, z where x > z, else x; NaN stays NaN; its derivative at a bound is that of the bound
+    Clamp "clamp" Num(x, y, z) { f32: if x < y { y } else if x > z { z } else { x }, "{x} < {y} ? {y} : {x} > {z} ? {z} : {x}"; i32: if x < y { y } else if x > z { z } else { x }, "{x} < {y} ? {y} : {x} > {z} ? {z} : {x}"; } grad [when(call(ScalarOp::Le, [X, Y]), 0.0, when(call(ScalarOp::Ge, [X, Z]), 0.0, 1.0)), when(call(ScalarOp::Le, [X, Y]), 1.0, 0.0), when(call(ScalarOp::Ge, [X, Z]), 1.0, 0.0)];
+    /// xʸ; x⁰ is 1 and has no slope, and neither has 0ʸ along y ≥ 0
+    Pow "pow" Float(x, y) { f32: math::pow(x, y), "powf({x}, {y})"; } grad [when(call(ScalarOp::Eq, [Y, Expr::from(0.0)]), 0.0, Y * call(ScalarOp::Pow, [X, Y - 1.0])), when(call(ScalarOp::And, [call(ScalarOp::Eq, [X, Expr::from(0.0)]), call(ScalarOp::Ge, [Y, Expr::from(0.0)])]), 0.0, Out * call(ScalarOp::Ln, [X]))];
     /// eˣ
     Exp "exp" Float(x) { f32: math::exp::<A>(x), "expf({x})"; } grad [Out];
     /// 2ˣ
@@ -370,8 +374,8 @@ scalar_ops! {
     Tanh "tanh" Float(x) { f32: math::tanh::<A>(x), "tanhf({x})"; } grad [Expr::from(1.0) - Out * Out];
     /// 1/(1 + e⁻ˣ)
     Sigmoid "sigmoid" Float(x) { f32: math::sigmoid::<A>(x), "1.0f / (1.0f + expf(-{x}))"; } grad [Out * (Expr::from(1.0) - Out)];
-    /// max(x, 0); NaN stays NaN
-    Relu "relu" Num(x) { f32: if x < 0.0 { 0.0 } else { x }, "{x} < 0.0f ? 0.0f : {x}"; i32: x.max(0), "{x} < 0 ? 0 : {x}"; } grad [call(ScalarOp::Select, [call(ScalarOp::Gt, [Out, Expr::from(0.0)]), Expr::from(1.0), Expr::from(0.0)])];
+    /// max(x, 0); NaN stays NaN, and its derivative is 1
+    Relu "relu" Num(x) { f32: if x < 0.0 { 0.0 } else { x }, "{x} < 0.0f ? 0.0f : {x}"; i32: x.max(0), "{x} < 0 ? 0 : {x}"; } grad [when(call(ScalarOp::Le, [Out, Expr::from(0.0)]), 0.0, 1.0)];
     /// The error function
     Erf "erf" Float(x) { f32: math::erf::<A>(x), "erff({x})"; } grad [call(ScalarOp::Exp, [-(X * X)]) * std::f32::consts::FRAC_2_SQRT_PI];
     /// sin x, x in radians
@@ -409,17 +413,24 @@ scalar_ops! {
     /// not x
     Not "not" Logic(x) { bool: !x, "!{x}"; } grad none;
     /// x where c, else y
-    Select "select" Select(c, x, y) { any: if c != 0 { x } else { y }, "{c} ? {x} : {y}"; } grad [0.0, choose(1.0, 0.0), choose(0.0, 1.0)];
+    Select "select" Select(c, x, y) { any: if c != 0 { x } else { y }, "{c} ? {x} : {y}"; } grad [0.0, when(X, 1.0, 0.0), when(X, 0.0, 1.0)];
 }
 
-/// 1 where the arguments compare so, else 0: the derivative of `min` and `max`; ties go to the first.
-fn pick(op: ScalarOp) -> Expr {
-    call(ScalarOp::Select, [call(op, [Expr::X, Expr::Y]), Expr::from(1.0), Expr::from(0.0)])
+/// `x`; the others only matter to its derivative.
+#[inline(always)]
+fn first<T>(x: T, _: T, _: T) -> T {
+    x
 }
 
-/// `a` where the condition holds, else `b`: the derivative of `select`.
-fn choose(a: f32, b: f32) -> Expr {
-    call(ScalarOp::Select, [Expr::X, Expr::from(a), Expr::from(b)])
+/// 0 where the arguments compare so, ½ where they are equal, else 1 (beside NaN as well): the derivative of `min` and `max`.
+fn share(loses: ScalarOp) -> Expr {
+    let equal = call(ScalarOp::Eq, [Expr::X, Expr::Y]);
+    when(call(loses, [Expr::X, Expr::Y]), 0.0, when(equal, 0.5, 1.0))
+}
+
+/// `a` where the condition holds, else `b`.
+fn when(condition: Expr, a: impl Into<Expr>, b: impl Into<Expr>) -> Expr {
+    call(ScalarOp::Select, [condition, a.into(), b.into()])
 }
 
 /// Evaluates an operation on single values.

@@ -50,8 +50,10 @@ impl Repeated {
             let task = if is_first { dag.tasks[run.index()].clone() } else { dag.tasks[run.index()].again() };
             let name = |name: &str| if is_first { name.to_string() } else { format!("{name} again") };
             let reads: Vec<BufferId> = task.reads.iter().filter_map(|b| latest[b.index()]).collect();
+            let own = pairs.partition_point(|pair| pair.task < run);
+            let own = pairs[own..].iter().take_while(|pair| pair.task == run).filter(|pair| task.reads.contains(&pair.from));
             // What it takes over it takes from the copies that it reads, not from those that it makes.
-            let before = latest.clone();
+            let own: Vec<_> = own.map(|pair| (latest[pair.from.index()], pair.to)).collect();
             for b in &task.writes {
                 let buffer = &dag.buffers[b.index()];
                 if first_writer[b.index()] == Some(run) && !buffer.live_in {
@@ -65,10 +67,8 @@ impl Repeated {
             let id = repeated.dag.add_task(Task { name: name(&task.name), reads, writes, after, rerun: None, ..task.clone() });
             repeated.task_of.push(run);
             runs_of[run.index()].push(id);
-            let own = pairs.partition_point(|pair| pair.task < run);
-            let own = pairs[own..].iter().take_while(|pair| pair.task == run).filter(|pair| task.reads.contains(&pair.from));
-            for pair in own {
-                if let (Some(from), Some(to)) = (of(&before, pair.from), of(&latest, pair.to)) {
+            for (from, to) in own {
+                if let (Some(from), Some(to)) = (from, of(&latest, to)) {
                     repeated.dag.may_reuse.push(MayReuse { task: id, from, to });
                 }
             }
@@ -115,6 +115,10 @@ impl Within {
 /// How often the search begins anew, for more or fewer live bytes.
 const TARGETS: usize = 10;
 
+/// How often it may fail to come down to its target: what it cannot reach, it seldom reaches when asked for less, and failing takes
+/// longest.
+const FAILURES: usize = 3;
+
 /// Plans a dag so that the slab is no larger than `budget`, running [`Task::repeatable`] tasks again where the plan `once`, in
 /// which nothing does, is larger: the plan that costs least of those found, or the smallest if none keeps the budget.
 /// Deterministic.
@@ -136,8 +140,10 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
     let mut target = (largest as f64 * share) as u64;
     // The largest target whose slab kept the budget, the smallest whose slab did not.
     let (mut met, mut missed) = (None::<u64>, largest);
+    let mut failures = 0;
     for _ in 0..TARGETS {
         let Some(found) = best_at(dag, &search, target, budget, options)? else { break };
+        failures += usize::from(!found.is_reached);
         let height = found.plan.height;
         if height <= budget {
             met = met.max(Some(target));
@@ -151,17 +157,18 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
             None => target.saturating_sub((height - budget).max(target / 64)),
         };
         let close = height <= budget && budget - height <= budget / 64;
-        if close || next == target || met.is_some_and(|met| missed.saturating_sub(met) <= largest / 64) {
+        if close || failures >= FAILURES || next == target || met.is_some_and(|met| missed.saturating_sub(met) <= largest / 64) {
             break;
         }
         target = next;
     }
     // A lower target does not always make a lower slab, nor a higher one a higher: where none has kept the budget, ones far below may.
     for eighths in (1..=6).rev() {
-        if best.plan.height <= budget {
+        if best.plan.height <= budget || failures >= FAILURES {
             break;
         }
         if let Some(found) = best_at(dag, &search, (largest as f64 * share) as u64 / 8 * eighths, budget, options)? {
+            failures += usize::from(!found.is_reached);
             best = best.or(found, budget);
         }
     }
@@ -171,9 +178,10 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
 /// The schedule that the search finds for a target, and its plan.
 fn best_at(dag: &Dag, search: &DagSearch, target: u64, budget: u64, options: &Options) -> Result<Option<Attempt>, PlanError> {
     // A schedule that does other work is none: the checker's word counts, not the search's.
-    let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &search.find(target))) else { return Ok(None) };
+    let (runs, is_reached) = search.find(target);
+    let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &runs)) else { return Ok(None) };
     let plan = plan_for(&repeated.dag, budget, options)?;
-    Ok(Some(Attempt { repeated, plan }))
+    Ok(Some(Attempt { repeated, plan, is_reached }))
 }
 
 /// The part of the effort that a plan gets at first.
@@ -191,11 +199,13 @@ pub fn plan_for(dag: &Dag, budget: u64, options: &Options) -> Result<Plan, PlanE
 struct Attempt {
     repeated: Checked<Repeated>,
     plan: Plan,
+    /// Whether no more bytes are live in the schedule than it was to have.
+    is_reached: bool,
 }
 
 impl Within {
     /// The better of this and an attempt.
-    fn or(self, Attempt { repeated, plan }: Attempt, budget: u64) -> Within {
+    fn or(self, Attempt { repeated, plan, .. }: Attempt, budget: u64) -> Within {
         let found = Within { repeated: Some(repeated), plan, ..self };
         if found.beats(&self, budget) { found } else { self }
     }

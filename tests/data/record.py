@@ -9,6 +9,10 @@ NAME.weights.safetensors, the first weights as state_dict() names them, and NAME
     grad.NAME     the gradients of the first step
     end.NAME      running statistics after the ten steps
 
+points.safetensors has single operations and losses at special numbers (NaN, infinities, zeros, denormals, bounds, ties, saturation),
+with rows one by one: NAME/x0, x1 the arguments, NAME/value, and NAME/d0, d1 the gradients of Σ (i + 1)·valueᵢ; where
+NAME/value is of no float, there are none.
+
 Of the built-in models as they are, too large to keep, full.safetensors has the losses, logits and gradients; weights, inputs
 and labels are those of a formula (`noise`), and of each tensor it keeps some numbers at equal distances (`some`).
 """
@@ -339,6 +343,74 @@ def record_full():
     save("torch/full.safetensors", kept)
 
 
+def points():
+    """Name, function, lists of the rows of each argument."""
+    inf, nan = float("inf"), float("nan")
+    numbers = [nan, -inf, -3.4e38, -100, -20.5, -1.5, -1, -0.5, -1e-40, -0.0, 0, 1e-40, 0.5, 1, 1.5, 6, 20.5, 100, 3.4e38, inf]
+    one = [[x] for x in numbers]
+    few = [nan, -inf, -1.5, -1, -0.0, 0, 1e-40, 0.5, 1, 2.5, inf]
+    left, right = [[x] for x in few for _ in few], [[y] for _ in few for y in few]
+    for name in ["relu", "abs", "exp", "exp2", "expm1", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "sin", "cos", "square", "neg"]:
+        yield name, getattr(torch, name), one
+    yield "recip", torch.reciprocal, one
+    yield "ln", torch.log, one
+    for name in ["sign", "floor", "ceil", "round"]:
+        yield name, getattr(torch, name), one
+    yield "clamp", lambda x: x.clamp(-1, 1), one
+    yield "relu6", F.relu6, one
+    yield "gelu", F.gelu, one
+    yield "gelu_tanh", lambda x: F.gelu(x, approximate="tanh"), one
+    yield "silu", F.silu, one
+    yield "softplus", F.softplus, one
+    yield "plus_zero", lambda x: x + 0.0, one
+    for name, exponent in [("pow_0", 0.0), ("pow_half", 0.5), ("pow_1", 1.0), ("pow_2", 2.0), ("pow_3", 3.0), ("pow_minus_1", -1.0)]:
+        yield name, lambda x, exponent=exponent: x**exponent, one
+    for name in ["maximum", "minimum", "add", "sub", "mul", "div", "pow"]:
+        yield name, getattr(torch, name), left, right
+    yield "maximum_of_same", lambda x: torch.maximum(x, x), one
+    yield "select", lambda x, y: torch.where(x > 0, x * y, y), left, right
+    for name in ["lt", "le", "gt", "ge", "eq", "ne"]:
+        yield name, lambda x, y, name=name: getattr(torch, name)(x, y).float(), left, right
+    yield "mse", F.mse_loss, left, right
+    yield "huber", lambda x, t: F.huber_loss(x, t, delta=0.5), left, right
+    chances, targets = [0, 1e-40, 1e-13, 1e-3, 0.5, 0.999, 1 - 6e-8, 1], [0, 0.25, 1]
+    yield "bce", F.binary_cross_entropy, [[p] for p in chances for _ in targets], [[t] for _ in chances for t in targets]
+    yield "bce_with_logits", F.binary_cross_entropy_with_logits, [[x] for x in numbers for _ in targets], [[t] for _ in numbers for t in targets]
+    rows = [[1, -2, 0.5, 3], [2, 1, 2, 2], [0, -0.0, 0, -0.0], [nan, 1, 2, 3], [inf, 1, 2, 3], [-inf, 1, 2, 3], [inf, -inf, 0, 1],
+            [-inf] * 4, [3.4e38] * 4, [3.4e38, -3.4e38, 0, 0], [1e20, -1e20, 1e20, -1e20], [1e7, 1e7 + 1, 1e7 + 2, 1e7 + 3],
+            [1e4, 1e4, -1e4, 0], [0, 0, 2, 3], [0, 5, 2, 3], [nan, 1, 0, 2]]
+    for name in ["sum", "mean", "prod"]:
+        yield name, lambda x, name=name: getattr(torch, name)(x, 0), rows
+    yield "max", lambda x: torch.amax(x, 0), rows
+    yield "min", lambda x: torch.amin(x, 0), rows
+    yield "cumsum", lambda x: torch.cumsum(x, 0), rows
+    yield "softmax", lambda x: torch.softmax(x, 0), rows
+    yield "log_softmax", lambda x: torch.log_softmax(x, 0), rows
+    yield "logsumexp", lambda x: torch.logsumexp(x, 0), rows
+    yield "cross_entropy", lambda x: F.cross_entropy(x.reshape(1, 4), torch.tensor([1])), rows
+    yield "layer_norm", lambda x: F.layer_norm(x, (4,)), rows
+    yield "rms_norm", lambda x: F.rms_norm(x, (4,), eps=1e-6), rows
+    yield "group_norm", lambda x: F.group_norm(x.reshape(1, 2, 2), 1).reshape(4), rows
+    yield "batch_norm", lambda x: F.batch_norm(x.reshape(4, 1), torch.zeros(1), torch.ones(1), training=True).reshape(4), rows
+
+
+def record_points():
+    kept = {}
+    for name, f, *arguments in points():
+        arguments = [torch.tensor(rows, dtype=torch.float32) for rows in arguments]
+        values, slopes = [], []
+        for row in zip(*arguments):
+            xs = [x.clone().requires_grad_() for x in row]
+            y = f(*xs).reshape(-1)
+            values.append(y.detach())
+            if y.requires_grad:
+                (y * torch.arange(1.0, len(y) + 1)).sum().backward()
+                slopes.append([x.grad for x in xs])
+        kept |= {f"{name}/x{i}": x for i, x in enumerate(arguments)} | {f"{name}/value": torch.stack(values)}
+        kept |= {f"{name}/d{i}": torch.stack(d) for i, d in enumerate(zip(*slopes))}
+    save("torch/points.safetensors", kept)
+
+
 def save(path, tensors):
     header, data = {}, b""
     for name, t in tensors.items():
@@ -384,6 +456,7 @@ def main():
         save(f"torch/{name}.case.safetensors", case)
         print(f"{name:12} losses {losses[0]:.4f} … {losses[-1]:.4f}")
     record_full()
+    record_points()
 
 
 if __name__ == "__main__":

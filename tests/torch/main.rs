@@ -3,6 +3,7 @@
 //! are in `full.rs`.
 
 mod full;
+mod points;
 
 use std::path::PathBuf;
 

@@ -42,11 +42,11 @@ impl Conv2d {
     pub fn new(spec: &Spec, bound: &Env, config: &Config, most: usize) -> Result<Self, SpecError> {
         let body = body(spec)?;
         check(spec, body, bound)?;
-        let code = TileCode::new(spec, config)?;
+        let code = TileCode::new(spec, bound, config)?;
         let micro = Micro::of(config.isa);
         let sizes = Sizes::new(body, bound);
         let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
-        let prologue = Prologue::new(body, config)?;
+        let prologue = Prologue::new(body, bound, config)?;
         if depthwise && prologue.is_some() {
             return Err(SpecError("a prologue of a convolution whose channels are groups of their own".into()));
         }

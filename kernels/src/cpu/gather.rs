@@ -24,7 +24,7 @@ impl Gather {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         check_rank(&spec.dims, 1)?;
         let capacity = Space::new(&spec.dims, bound).points().clamp(1, BLOCK);
-        Ok(Gather { code: TileCode::new(spec, config)?, threads: config.threads, capacity })
+        Ok(Gather { code: TileCode::new(spec, bound, config)?, threads: config.threads, capacity })
     }
 
     fn values_bytes(&self) -> usize {

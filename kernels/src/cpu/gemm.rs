@@ -83,7 +83,7 @@ impl Matmul {
         }
         check_operand("the left operand", &body.a, rank, &[DType::F32])?;
         check_operand("the right operand", &body.b, rank, &[DType::F32])?;
-        let code = TileCode::new(spec, config)?;
+        let code = TileCode::new(spec, bound, config)?;
         let micro = Micro::of(config.isa);
         let size = |s: Size| s.usize_at(bound);
         let (m, n) = (size(spec.dims[rank - 2]), size(spec.dims[rank - 1]));

@@ -34,7 +34,7 @@ struct Common {
 impl Common {
     fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Common, SpecError> {
         let capacity = Space::new(&spec.dims, bound).points().clamp(1, TILE);
-        Ok(Common { code: TileCode::new(spec, config)?, isa: config.isa, threads: config.threads, capacity })
+        Ok(Common { code: TileCode::new(spec, bound, config)?, isa: config.isa, threads: config.threads, capacity })
     }
 
     /// Bytes of one array of a tile's values.

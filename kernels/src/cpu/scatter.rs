@@ -28,7 +28,7 @@ impl ScatterAdd {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         check_rank(&spec.dims, 1)?;
         let capacity = Space::new(&spec.dims, bound).points().clamp(1, BLOCK);
-        Ok(ScatterAdd { code: TileCode::new(spec, config)?, threads: config.threads, capacity })
+        Ok(ScatterAdd { code: TileCode::new(spec, bound, config)?, threads: config.threads, capacity })
     }
 
     fn values_bytes(&self) -> usize {

@@ -33,6 +33,8 @@ const FLOAT_OPS: &[ScalarOp] = &[
     ScalarOp::Sign,
     ScalarOp::Min,
     ScalarOp::Max,
+    ScalarOp::Clamp,
+    ScalarOp::WithSlope,
     ScalarOp::Relu,
     ScalarOp::Floor,
     ScalarOp::Round,
@@ -151,6 +153,7 @@ impl Draft {
             ScalarOp::Div if lanes[0] == Lane::I32 => a,
             ScalarOp::Div => return,
             ScalarOp::Select => b.max(z),
+            ScalarOp::Clamp => a.max(b).max(z),
             op if matches!(op.class(), Class::Compare | Class::Logic) => 1.0,
             _ => a.max(if op.arity() > 1 { b } else { 0.0 }),
         };

@@ -31,6 +31,25 @@ fn fold(op: ReduceOp, x: &[f32], rows: i64, cols: i64, transposed: bool) -> Vec<
 }
 
 #[test]
+fn workspaces_are_in_proportion_to_small_spaces() {
+    let config = Config { threads: 2, isa: Isa::detect() };
+    let softmax = |rows: i64, cols: i64| {
+        let mut b = Builder::new(&[rows, cols], 1);
+        let x = b.load(&[cols, 1]);
+        let top = b.reduce(ReduceOp::Max, x);
+        let less = b.op(ScalarOp::Sub, &[x, top]);
+        let e = b.op(ScalarOp::Exp, &[less]);
+        let sum = b.reduce(ReduceOp::Sum, e);
+        let y = b.op(ScalarOp::Div, &[e, sum]);
+        let out = b.operand(&[cols, 1]);
+        b.store(y, out);
+        Kernel::new(b.spec, &Env::default(), &config).expect("a valid spec").workspace()
+    };
+    let (small, large) = (softmax(4, 3), softmax(64, 64));
+    assert!(small <= 2 * 8 * 1024 && 3 * small < large, "{small} bytes for 12 points, {large} for 4096");
+}
+
+#[test]
 fn nan_propagates_and_is_found_first() {
     let nan = f32::NAN;
     let inf = f32::INFINITY;

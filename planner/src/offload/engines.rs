@@ -100,9 +100,13 @@ pub(crate) struct Engines {
 /// What never comes to an end.
 const NEVER: u32 = u32::MAX;
 
+/// The most time per byte: with more, sums of times would overflow, and nothing is worth sending long before.
+const SLOWEST: f64 = 1e30;
+
 impl Engines {
+    /// With so much time per byte. What is no time counts as none, and more than `SLOWEST` as that.
     pub fn new(link: f64) -> Self {
-        Engines { link, ..Engines::default() }
+        Engines { link: link.max(0.0).min(SLOWEST), ..Engines::default() }
     }
 
     /// Plans the absences, sorted by [`Absence::used`], of a schedule whose steps take `costs` and need `need` bytes, at most
@@ -176,7 +180,7 @@ impl Engines {
                 });
                 let at = first.unwrap_or(0);
                 let k = self.waiting[at] as usize;
-                if self.done[k] == f64::INFINITY {
+                if self.sent[k] == NEVER {
                     self.issue(absences, p, begin, &mut engine);
                     continue;
                 }

@@ -85,7 +85,7 @@ pub fn plan_with_link(dag: &Dag, once: Plan, budget: u64, link: &Link, options: 
     for level in LEVELS {
         let height = budget as f64 + level * (once.height - budget) as f64;
         let target = search.peak() as f64 * height / once.height as f64;
-        let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &search.find(target as u64))) else { continue };
+        let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &search.find(target as u64).0)) else { continue };
         if best.plan.height <= budget && repeated.cost() as f64 >= best.time {
             continue;
         }

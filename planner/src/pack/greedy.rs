@@ -62,7 +62,7 @@ pub(super) fn pack(sections: &Sections, lives: &Lives, order: &[u32], fit: Fit, 
             lowest(near.iter().copied(), span, fit)
         };
         let top = offset + span.size;
-        found.height = found.height.max(top);
+        found.height = found.height.max(offset + span.bytes);
         if found.height >= limit {
             return None;
         }

@@ -36,6 +36,8 @@ const STARTS: [Rank; LANES] = [Rank::TotalAreaWidth, Rank::SizeWidth, Rank::Tota
 pub(super) struct Improve<'a> {
     sections: &'a Sections,
     lanes: Vec<Lane<'a>>,
+    /// Passes of a lane between two looks at the others.
+    passes: usize,
     best: Found,
     /// Items placed so far.
     placed: u64,
@@ -47,8 +49,9 @@ pub(super) struct Improve<'a> {
 }
 
 impl<'a> Improve<'a> {
-    /// Starts from what other methods have found; nothing worse is ever returned.
-    pub(super) fn new(sections: &'a Sections, lives: &'a Lives, incumbent: Found, seed: u64) -> Self {
+    /// Starts from what other methods have found; nothing worse is ever returned. All its runs together are to place about `effort`
+    /// items, and one round no more than that.
+    pub(super) fn new(sections: &'a Sections, lives: &'a Lives, incumbent: Found, seed: u64, effort: u64) -> Self {
         let lane = |(at, rank): (u64, Rank)| Lane {
             sections,
             skyline: Skyline::new(sections, lives),
@@ -61,7 +64,9 @@ impl<'a> Improve<'a> {
             keys: Vec::new(),
         };
         let lanes = (0..).zip(STARTS).map(lane).collect();
-        Improve { sections, lanes, best: incumbent, placed: 0, ahead: None, stale: 0, restarts: 0 }
+        let round = usize::try_from(effort / LANES as u64).unwrap_or(ROUND).min(ROUND);
+        let passes = (round / sections.spans.len().max(1)).max(1);
+        Improve { sections, lanes, passes, best: incumbent, placed: 0, ahead: None, stale: 0, restarts: 0 }
     }
 
     /// What is best so far.
@@ -72,8 +77,7 @@ impl<'a> Improve<'a> {
     /// Goes on until the goal is reached or `budget` is spent: its time, or its effort, counted in items placed by this call.
     pub(super) fn run(&mut self, budget: &Budget) {
         let until = self.placed.saturating_add(budget.effort);
-        let items = self.sections.spans.len().max(1);
-        let passes = (ROUND / items).max(1);
+        let (items, passes) = (self.sections.spans.len().max(1), self.passes);
         while self.best.height > budget.goal && self.placed < until && !budget.is_over() {
             let threads = budget.threads.clamp(1, LANES);
             let lanes = Mutex::new(self.lanes.iter_mut());
@@ -190,7 +194,7 @@ impl Lane<'_> {
             own.height.saturating_add(step).saturating_add(1)
         });
         let Some(height) = self.skyline.pack(&order, limit) else { return };
-        let tops = self.skyline.offsets.iter().zip(&self.sections.spans).map(|(offset, span)| offset + span.size);
+        let tops = self.skyline.offsets.iter().zip(&self.sections.spans).map(|(offset, span)| offset + span.bytes);
         let cost = Cost { height, above: tops.map(|top| top.saturating_sub(goal)).fold(0, u64::saturating_add) };
         if lenient || own.is_none_or(|own| cost <= own) {
             let offsets = &self.skyline.offsets;
@@ -220,7 +224,7 @@ impl Lane<'_> {
         let Walk { order, offsets, cost } = walk;
         let random = &mut self.random;
         let spans = &self.sections.spans;
-        let top = |i: u32| offsets[i as usize] + spans[i as usize].size;
+        let top = |i: u32| offsets[i as usize] + spans[i as usize].bytes;
         // Promoted is what stands above some height between the goal and the top: one of them surely, others perhaps.
         let aim = match random.below(3) {
             0 => goal + ((cost.height - goal) as f64 * unit(random)) as u64,

@@ -40,8 +40,8 @@ pub struct Limits {
     pub capacity: Option<u64>,
     /// Ends the search at the next opportunity. `None`: only `effort` does. What is found then depends on the machine.
     pub time: Option<Duration>,
-    /// Items that improvement and exact search may place, again and again: some ten million a second. What is found depends on
-    /// this alone if `time` is not set. 0: fast heuristics only.
+    /// Items that improvement and exact search may place, again and again: about three million a second where there are two thousand items. What is found depends on
+    /// this alone if `time` is not set, and then not on the machine or `threads`. 0: fast heuristics only.
     pub effort: u64,
     /// How many threads may work at once; the result does not depend on it.
     pub threads: usize,
@@ -123,9 +123,9 @@ pub(super) struct Plain {
 }
 
 impl Plain {
-    /// From the offsets of those items that need space; sizes count as they are, not in units.
+    /// From the offsets of those items that need space.
     fn new(problem: &Problem, placed: &[usize], sections: &Sections, found: &[u64], method: Method) -> Self {
-        let lower_bound = if is_whole(problem, placed, sections) { sections.lower_bound() } else { problem.lower_bound() };
+        let lower_bound = sections.lower_bound();
         let mut plain = Plain { offsets: vec![0; problem.items.len()], height: 0, lower_bound, method, proof: None };
         for (&item, &offset) in placed.iter().zip(found) {
             plain.offsets[item] = offset;
@@ -142,11 +142,6 @@ impl Plain {
     }
 }
 
-/// Whether the items are in sections what they are in bytes: their sizes whole units of the finest alignment.
-fn is_whole(problem: &Problem, placed: &[usize], sections: &Sections) -> bool {
-    placed.iter().zip(&sections.spans).all(|(&item, span)| problem.items[item].size == span.size)
-}
-
 /// The items that need space, and the sections of their lives.
 fn plain_sections(problem: &Problem) -> (Vec<usize>, Sections) {
     let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
@@ -157,7 +152,6 @@ fn plain_sections(problem: &Problem) -> (Vec<usize>, Sections) {
 /// Packs a problem as if it had nothing but items and perhaps a start.
 pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
     let (placed, sections) = plain_sections(problem);
-    // In whole units the bound may be a little higher, and then that is all there is to reach.
     let budget = Budget { goal: budget.goal.max(sections.lower_bound()), ..*budget };
     let start = start(problem, &placed, &sections);
     let mut offsets = vec![0; placed.len()];
@@ -169,7 +163,7 @@ pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
     for part in parts {
         let incumbent = start.as_ref().map(|start| {
             let offsets: Vec<u64> = part.spans.iter().map(|&span| start[span as usize]).collect();
-            let top = |(span, offset): (&Span, &u64)| offset + span.size;
+            let top = |(span, offset): (&Span, &u64)| offset + span.bytes;
             let height = part.sections.spans.iter().zip(&offsets).map(top).max().unwrap_or(0);
             (Found { offsets, height }, Method::Start)
         });
@@ -182,8 +176,7 @@ pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
         }
     }
     let mut plain = Plain::new(problem, &placed, &sections, &offsets, highest.method);
-    // A proof in units says nothing about the last unit's unused rest.
-    if is_whole(problem, &placed, &sections) && plain.height > 0 && plain.height == lower_bound {
+    if plain.height > 0 && plain.height == lower_bound {
         plain.proof = Some(Proof::Search);
     }
     plain
@@ -224,14 +217,14 @@ fn start(problem: &Problem, placed: &[usize], sections: &Sections) -> Option<Vec
 
 /// Every span above the one before.
 pub(super) fn stacked(sections: &Sections) -> Found {
-    // The coarsest alignment first: then little needs padding.
+    // The coarsest alignment first: then little needs padding. Of one, what leaves most of its last unit comes last.
     let mut order: Vec<usize> = (0..sections.spans.len()).collect();
-    order.sort_by_key(|&i| std::cmp::Reverse(sections.spans[i].align));
+    order.sort_by_key(|&i| (std::cmp::Reverse(sections.spans[i].align), sections.spans[i].size - sections.spans[i].bytes));
     let mut found = Found { offsets: vec![0; order.len()], height: 0 };
     for i in order {
         let offset = found.height.next_multiple_of(sections.spans[i].align);
         found.offsets[i] = offset;
-        found.height = offset + sections.spans[i].size;
+        found.height = offset + sections.spans[i].bytes;
     }
     found
 }

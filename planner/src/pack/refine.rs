@@ -1,6 +1,7 @@
-//! What follows the fast heuristics: improvement and exact search in turns, each taken up again where it stopped.
+//! What follows the fast heuristics: improvement and exact search in turns, each taken up again where it stopped. Both are charged
+//! for what they cost, in items placed by the improvement, and the one that has had less has the next turn.
 
-use super::exact::Exact;
+use super::exact::{Exact, ROUND};
 use super::improve::Improve;
 use super::lives::Lives;
 use super::portfolio::Budget;
@@ -10,14 +11,17 @@ use super::{Found, Method};
 /// Items placed by the improvement in one turn.
 const PLACED: u64 = 400_000;
 
-/// Nodes of the exact search in one turn.
-const NODES: u64 = 8_000;
+/// What a node of the exact search costs at least, in items placed.
+const NODE: u64 = PLACED / ROUND;
 
-/// What a node costs, in items placed: both take about the same time then.
-const NODE: u64 = PLACED / NODES;
+/// So many places of items in sections, which a node looks at where the problem is large, cost as much as placing one.
+const PLACES: u64 = 128;
 
 /// Up to how many items the exact search takes part; above, it would not get through its first descent in its turn.
 const EXACT_MAX: usize = 4_000;
+
+/// The search ends when one part in so many of the effort has neither lowered the packing nor raised the bound.
+const STALE: u64 = 2;
 
 /// A packing and what is known about it.
 pub(super) struct Refined {
@@ -32,25 +36,58 @@ pub(super) struct Refined {
 pub(super) fn refine(sections: &Sections, lives: &Lives, found: Found, method: Method, budget: &Budget) -> Refined {
     let lower_bound = sections.lower_bound();
     let mut refined = Refined { found, method, lower_bound };
-    let mut improve = Improve::new(sections, lives, refined.found.clone(), budget.seed);
+    let round = round_cost(sections);
+    // A small problem gets whole rounds whatever the effort, and all of that: it is spent in a tenth of a second.
+    let is_small = round <= PLACED;
+    let (total, stale) = if is_small {
+        (budget.effort, u64::MAX)
+    } else {
+        let total = worthwhile(budget.effort, refined.found.height, budget.goal.max(lower_bound));
+        (total, total / STALE)
+    };
+    let mut improve = Improve::new(sections, lives, refined.found.clone(), budget.seed, if is_small { u64::MAX } else { total });
     let mut exact = (sections.spans.len() <= EXACT_MAX).then(|| Exact::new(sections, refined.found.clone(), lower_bound, budget.seed));
-    let mut effort = budget.effort;
-    while effort > 0 && refined.found.height > budget.goal.max(refined.lower_bound) && !budget.is_over() {
-        if let Some(exact) = &mut exact {
+    let (mut left, mut searched, mut improved, mut fruitless) = (total, 0u64, 0u64, 0u64);
+    while left > 0 && fruitless <= stale && refined.found.height > budget.goal.max(refined.lower_bound) && !budget.is_over() {
+        let before = (refined.found.height, refined.lower_bound);
+        let due = (is_small || round <= left) && searched.saturating_add(round) <= improved.saturating_add(PLACED);
+        let spent = if let Some(exact) = exact.as_mut().filter(|_| due) {
             exact.offer(&refined.found);
-            exact.run(budget.goal, NODES, budget.threads, budget.deadline);
+            exact.run(budget.goal, ROUND, budget.threads, budget.deadline);
             refined.lower_bound = exact.lower_bound();
             refined.take(exact.best(), Method::Search);
-            effort = effort.saturating_sub(NODES * NODE);
-        }
-        if refined.found.height > budget.goal.max(refined.lower_bound) {
-            let turn = Budget { effort: effort.min(PLACED), ..*budget };
-            improve.run(&turn);
+            searched = searched.saturating_add(round);
+            round
+        } else {
+            improve.run(&Budget { effort: left.min(PLACED), ..*budget });
             refined.take(improve.best(), Method::SqueakyWheel);
-            effort = effort.saturating_sub(PLACED);
-        }
+            improved = improved.saturating_add(PLACED);
+            PLACED
+        };
+        left = left.saturating_sub(spent);
+        let won = before != (refined.found.height, refined.lower_bound);
+        fruitless = if won { 0 } else { fruitless.saturating_add(spent) };
     }
     refined
+}
+
+/// The part of an effort for a packing of which no more than down to `bound` can be won: a part in `LEAST` for the last bytes, all
+/// of it where that is a part in `WORTH` of the height.
+fn worthwhile(effort: u64, height: u64, bound: u64) -> u64 {
+    const WORTH: u128 = 100;
+    const LEAST: u128 = 4;
+    if effort == u64::MAX {
+        return effort;
+    }
+    let whole = u128::from(height.max(1));
+    let won = (WORTH * u128::from(height.saturating_sub(bound))).clamp(whole / LEAST, whole);
+    (u128::from(effort) * won / whole) as u64
+}
+
+/// What a round of the exact search costs, in items placed: each of its nodes looks at most places of items in sections.
+fn round_cost(sections: &Sections) -> u64 {
+    let places: u64 = sections.spans.iter().map(|span| u64::from(span.end - span.start)).sum();
+    (places / PLACES).max(NODE).saturating_mul(ROUND)
 }
 
 impl Refined {

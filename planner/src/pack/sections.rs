@@ -1,6 +1,8 @@
 //! The simple problem that the packers work on: time cut into as few sections as tell lives apart.
 
 use super::problem::{Item, Problem};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// An item with its life in sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,8 +11,10 @@ pub(super) struct Span {
     pub(super) start: u32,
     /// The section after its last one; larger than `start`.
     pub(super) end: u32,
-    /// The bytes it takes up: whole units of the finest alignment of all, at least one.
+    /// The bytes that nothing else can have: whole units of the finest alignment of all, at least one.
     pub(super) size: u64,
+    /// The bytes it needs. What lies highest ends with these.
+    pub(super) bytes: u64,
     /// A power of two of which its offset is a multiple.
     pub(super) align: u64,
     /// How long it lives, in the problem's own time.
@@ -37,13 +41,15 @@ pub(super) struct Part {
 impl Sections {
     /// The items at the indices `placed`, each of which has bytes and a life.
     ///
-    /// Where all offsets are multiples of a unit, nobody else can have the rest of an item's last one, so nothing is lost
-    /// by counting it as the item's, except that the top of the packing may turn out lower.
+    /// Where all offsets are multiples of a unit, no other item can have the rest of an item's last one, so nothing is lost
+    /// by counting it as the item's, except at the top of the packing: heights count [`Span::bytes`].
     pub(super) fn new(problem: &Problem, placed: &[usize]) -> Self {
         let item = |at: u32| &problem.items[placed[at as usize]];
         let unit = placed.iter().map(|&i| problem.items[i].align).min().unwrap_or(1);
-        let size = |item: &Item| item.size.next_multiple_of(unit);
-        let empty = |item: &Item| Span { start: 0, end: 0, size: size(item), align: item.align, width: item.life.steps() };
+        let empty = |item: &Item| {
+            let (size, width) = (item.size.next_multiple_of(unit), item.life.steps());
+            Span { start: 0, end: 0, size, bytes: item.size, align: item.align, width }
+        };
         let mut spans: Vec<Span> = placed.iter().map(|&i| empty(&problem.items[i])).collect();
         let sorted = |instant: &dyn Fn(u32) -> u64| {
             let mut events: Vec<(u64, u32)> = (0..placed.len() as u32).map(|at| (instant(at), at)).collect();
@@ -88,9 +94,45 @@ impl Sections {
         sums.take(self.count).collect()
     }
 
-    /// The largest sum of sizes alive in one section.
+    /// No packing is lower: the largest sum of sizes alive in one section, less the rest of a unit that the highest of them leaves.
     pub(super) fn lower_bound(&self) -> u64 {
-        self.live().into_iter().max().unwrap_or(0)
+        let live = self.live();
+        if self.is_whole() {
+            return live.into_iter().max().unwrap_or(0);
+        }
+        let (mut begin, mut end) = (vec![Vec::new(); self.count], vec![Vec::new(); self.count + 1]);
+        for span in self.spans.iter().filter(|span| span.size > span.bytes) {
+            begin[span.start as usize].push(span.size - span.bytes);
+            end[span.end as usize].push(span.size - span.bytes);
+        }
+        let mut rests: BTreeMap<u64, usize> = BTreeMap::new();
+        let mut bound = 0;
+        for ((live, begin), end) in live.into_iter().zip(begin).zip(end) {
+            begin.into_iter().for_each(|rest| *rests.entry(rest).or_insert(0) += 1);
+            for rest in end {
+                if let Some(count) = rests.get_mut(&rest).filter(|count| **count > 1) {
+                    *count -= 1;
+                } else {
+                    rests.remove(&rest);
+                }
+            }
+            bound = bound.max(live - rests.last_key_value().map_or(0, |(&rest, _)| rest));
+        }
+        bound
+    }
+
+    /// Whether all items need whole units.
+    fn is_whole(&self) -> bool {
+        self.spans.iter().all(|span| span.size == span.bytes)
+    }
+
+    /// The same with the bytes that items need for their sizes.
+    pub(super) fn in_bytes(&self) -> Cow<'_, Sections> {
+        if self.is_whole() {
+            return Cow::Borrowed(self);
+        }
+        let spans = self.spans.iter().map(|span| Span { size: span.bytes, ..*span }).collect();
+        Cow::Owned(Sections { spans, count: self.count })
     }
 
     /// For each section, and for the end, how many spans start before it: where its own begin if all are sorted by start.

@@ -47,7 +47,7 @@ impl<'a> Skyline<'a> {
             let span = &self.sections.spans[i as usize];
             let offset = valley.height.next_multiple_of(span.align);
             self.offsets[i as usize] = offset;
-            height = height.max(offset + span.size);
+            height = height.max(offset + span.bytes);
             if height >= limit {
                 return None;
             }

@@ -64,9 +64,11 @@ impl DagSearch {
         self.base + Tape::new(&self.net, &self.orders[0]).peak() as u64
     }
 
-    /// The cheapest schedule found in which no more than `target` bytes are live; if none was found, one with few.
-    pub fn find(&self, target: u64) -> Vec<TaskId> {
-        self.tasks(&self.recompute(target, self.rounds).order)
+    /// The cheapest schedule found in which no more than `target` bytes are live; if none was found, one with few. And which of the two
+    /// it is.
+    pub fn find(&self, target: u64) -> (Vec<TaskId>, bool) {
+        let found = self.recompute(target, self.rounds);
+        (self.tasks(&found.order), found.peak <= self.live(target))
     }
 
     fn recompute(&self, target: u64, rounds: u64) -> Found {

@@ -1,5 +1,6 @@
 //! The packer from outside: random problems, brute force, and what the checker rejects.
 
+mod alignments;
 mod mutations;
 mod oracle;
 mod properties;

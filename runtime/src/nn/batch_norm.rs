@@ -89,7 +89,7 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
             let state = x.trace().statistic(running);
             state.advance(|old| old * (1.0 - self.momentum) + of_batch.reshape((self.channels,)) * self.momentum);
         }
-        batch.scaled((batch.variance + self.eps).rsqrt() * weight) + bias
+        batch.scaled(batch.variance.inverse_deviation(self.eps) * weight) + bias
     }
 }
 
@@ -103,7 +103,7 @@ impl<const PLACES: usize> Module for BatchNorm<PLACES> {
         if trace.is_training() {
             return self.train(x, weight.reshape(lengths.as_slice()), bias.reshape(lengths.as_slice()));
         }
-        let scale = weight * (trace.param(&self.running_var) + self.eps).rsqrt();
+        let scale = weight * trace.param(&self.running_var).inverse_deviation(self.eps);
         let shift = bias - trace.param(&self.running_mean) * scale;
         x * scale.reshape(lengths.as_slice()) + shift.reshape(lengths.as_slice())
     }

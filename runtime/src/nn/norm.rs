@@ -78,7 +78,7 @@ impl Module for RmsNorm {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let (x, last) = last_axis(x, "rms norm", &self.weight);
-        x * (x.square().mean_keep(last) + self.eps).rsqrt() * &self.weight
+        x * x.square().mean_keep(last).inverse_deviation(self.eps) * &self.weight
     }
 }
 

@@ -45,7 +45,8 @@ pub(super) fn gradient(g: &mut dyn Emit, op: ReduceOp, axes: &Axes, node: NodeId
     SmallVec::from_iter([dx.filter(|_| g.dtype(x).is_float())])
 }
 
-/// d(Πx)/dxᵢ = Π of the others. Exact with zeros: one zero leaves only its own gradient, two leave none.
+/// d(Πx)/dxᵢ = Π of the others. Exact with zeros: one zero leaves only its own gradient, two leave none. Where the others are not finite,
+/// nothing times a zero is NaN.
 fn through_product(g: &mut dyn Emit, axes: &Axes, x: NodeId, dy: NodeId, dims: &Dims) -> NodeId {
     let zero = g.full(0.0, DType::F32, dims);
     let one = g.full(1.0, DType::F32, dims);
@@ -61,7 +62,8 @@ fn through_product(g: &mut dyn Emit, axes: &Axes, x: NodeId, dy: NodeId, dims: &
     let others = g.scalar(ScalarOp::Sub, &[zeros, here]);
     let alive = g.scalar(ScalarOp::Eq, &[others, zero]);
     let slope = g.scalar(ScalarOp::Div, &[product, nonzero]);
-    let slope = g.scalar(ScalarOp::Select, &[alive, slope, zero]);
+    let nothing = g.mul(product, zero);
+    let slope = g.scalar(ScalarOp::Select, &[alive, slope, nothing]);
     let dy = g.broadcast(dy, dims);
     g.mul(dy, slope)
 }

@@ -27,7 +27,7 @@ pub(super) fn infer(op: ScalarOp, given: &[Given<'_>], symbols: &Symbols) -> Rul
 pub(super) fn gradient(g: &mut dyn Emit, op: ScalarOp, node: NodeId, inputs: &[NodeId], dy: NodeId, wanted: &[bool]) -> Gradients {
     let derivatives = op.derivative();
     let slope = |g: &mut dyn Emit, i: usize| {
-        let expr = derivatives[i].as_ref()?;
+        let expr = derivatives[i].as_ref().filter(|expr| **expr != Expr::Const(0.0))?;
         if !wanted[i] || !g.dtype(inputs[i]).is_float() || !g.dtype(dy).is_float() {
             return None;
         }

@@ -3,7 +3,7 @@
 //! The graph is rebuilt node by node, in order; a node is looked at together with its operands, which are simple already,
 //! until a round changes nothing.
 //!
-//! **Exactness**: a rule may change the sign of a zero (x + 0 → x) and the bits of a NaN, and nothing else, with two
+//! **Exactness**: a rule may change the bits of a NaN, and nothing else (x + 0 stays, for −0 + 0 is 0), with two
 //! exceptions that are at least as accurate: a folded constant is the scalar table's value, and x² is a product, rounded
 //! once, where a kernel's function would be within its tolerance. Rules that would lose an infinity or a NaN (x · 0 → 0) or
 //! sum in another order (a sum of sums) are not here.

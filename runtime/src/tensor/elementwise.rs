@@ -1,4 +1,5 @@
-//! Elementwise operations: the rows of the table, operators, and functions made of them.
+//! Elementwise operations: the rows of the table, operators, and functions made of them. (What they do at special numbers, beside
+//! PyTorch: `docs/numerics.md`.)
 
 use std::f32::consts::FRAC_1_SQRT_2;
 use std::ops;
@@ -88,7 +89,7 @@ macro_rules! binary {
 unary! {
     /// x itself, as a constant to [`Trace::gradients`](crate::Trace::gradients): no gradient flows back through it.
     detach Detach;
-    /// |x|
+    /// |x|; its slope is [`Tensor::sign`]: 0 at 0, NaN at NaN.
     abs Abs;
     /// −1, 0 or 1; NaN stays NaN.
     sign Sign;
@@ -104,7 +105,7 @@ unary! {
     log1p Log1p;
     /// √x
     sqrt Sqrt;
-    /// 1/√x
+    /// 1/√x; −∞ at −0.
     rsqrt Rsqrt;
     /// 1/x
     recip Recip;
@@ -112,7 +113,7 @@ unary! {
     tanh Tanh;
     /// 1/(1 + e⁻ˣ)
     sigmoid Sigmoid;
-    /// max(x, 0); NaN stays NaN.
+    /// max(x, 0); NaN stays NaN. The slope is 0 at 0 and 1 at NaN.
     relu Relu;
     /// The error function.
     erf Erf;
@@ -129,11 +130,11 @@ unary! {
 }
 
 binary! {
-    /// xʸ, f32.
+    /// xʸ, f32, with the special cases of IEEE 754. x⁰ is 1 with slope 0, whatever x is; 0ʸ has slope 0 along y ≥ 0.
     pow Pow;
-    /// The smaller of two; NaN if either is.
+    /// The smaller of two; NaN if either is. Of equal numbers each has half the gradient; beside a NaN both have all of it.
     minimum Min;
-    /// The larger of two; NaN if either is.
+    /// The larger of two; NaN if either is. Of equal numbers each has half the gradient; beside a NaN both have all of it.
     maximum Max;
     /// x < y
     lt Lt;
@@ -165,19 +166,29 @@ impl<'t> Tensor<'t> {
         self.elementwise(ScalarOp::Select, &[a, b])
     }
 
-    /// Conversion: floats truncate towards zero and saturate, NaN becomes 0; anything but zero is true.
+    /// Conversion: floats truncate towards zero and saturate, NaN becomes 0; i32 saturates in u8; anything but zero is true.
     #[track_caller]
     pub fn cast(self, dtype: DType) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| Ok(g.cast(ids[0], dtype)))
     }
 
-    /// x, but at least `low` and at most `high`.
+    /// x, but at least `low` and at most `high`; NaN stays NaN. The gradient is that of x strictly between the bounds and of NaN, and 0
+    /// elsewhere, at the bounds too.
     #[track_caller]
     pub fn clamp(self, low: f32, high: f32) -> Tensor<'t> {
+        let at = Location::caller();
         if low <= high {
-            return self.maximum(low).minimum(high);
+            let [low, high] = [low, high].map(|bound| super::Lift::lift(bound, self.trace, self.dtype(), at));
+            return self.elementwise(ScalarOp::Clamp, &[low, high]);
         }
-        self.require(Location::caller(), |_, _| Err(format!("clamp between {low} and {high}: no number lies there")))
+        self.require(at, |_, _| Err(format!("clamp between {low} and {high}: no number lies there")))
+    }
+
+    /// This value, whose derivative with respect to `x` is `slope`, beside its own. Of a detached value it is the only one: for what is
+    /// computed by a formula whose derivative would be NaN or inexact somewhere. The slope is differentiated in its turn.
+    #[track_caller]
+    pub(super) fn with_slope(self, x: Tensor<'t>, slope: Tensor<'t>) -> Tensor<'t> {
+        self.elementwise(ScalarOp::WithSlope, &[x, slope])
     }
 
     /// x²
@@ -186,7 +197,7 @@ impl<'t> Tensor<'t> {
         self * self
     }
 
-    /// x·Φ(x) with the normal distribution function Φ (Hendrycks & Gimpel 2016): ½x(1 + erf(x/√2)).
+    /// x·Φ(x) with the normal distribution function Φ (Hendrycks & Gimpel 2016): ½x(1 + erf(x/√2)); x itself where x is large.
     #[track_caller]
     pub fn gelu(self) -> Tensor<'t> {
         self * 0.5 * ((self * FRAC_1_SQRT_2).erf() + 1.0)
@@ -206,11 +217,10 @@ impl<'t> Tensor<'t> {
         self * self.sigmoid()
     }
 
-    /// ln(1 + eˣ); x itself from 20 on, where the two are equal in f32.
+    /// ln(1 + eˣ); x itself from 20 on, where the two are equal in f32. The gradient is sigmoid(x).
     #[track_caller]
     pub fn softplus(self) -> Tensor<'t> {
-        // The exponent is bounded as well, so that the branch not taken has no infinite slope.
-        self.gt(20.0).select(self, self.minimum(20.0).exp().log1p())
+        self.gt(20.0).select(self, self.exp().log1p()).detach().with_slope(self, self.sigmoid())
     }
 }
 

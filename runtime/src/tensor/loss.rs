@@ -115,26 +115,33 @@ impl<'t> Tensor<'t> {
         (x.exp().sum_keep(axis).ln() - wanted).mean_loss("cross_entropy")
     }
 
-    /// The mean of −(t·ln p + (1 − t)·ln(1 − p)) for probabilities p (this tensor) and targets t in 0..=1. Logarithms are those
-    /// of at least 2⁻¹²⁶; where p is below, no gradient flows. Of logits, [`Tensor::binary_cross_entropy_with_logits`] is exact.
-    /// Of no elements it is NaN; a training trace refuses a run of them.
+    /// The mean of −(t·ln p + (1 − t)·ln(1 − p)) for probabilities p (this tensor) and targets t in 0..=1. Logarithms below −100 count
+    /// as −100, and the gradient is (p − t)/max(p(1 − p), 10⁻¹²): finite and large where p is 0 or 1 and wrong. A p outside of 0..=1 gives
+    /// NaN. Of logits, [`Tensor::binary_cross_entropy_with_logits`] is exact. Of no elements it is NaN; a training trace refuses a run
+    /// of them.
     #[track_caller]
     pub fn binary_cross_entropy(self, target: Tensor<'t>) -> Tensor<'t> {
-        let (this, target) = self.beside_target("binary_cross_entropy", target, Location::caller());
-        let ln = |p: Tensor<'t>| p.maximum(f32::MIN_POSITIVE).ln();
-        -(target * ln(this) + (1.0 - target) * ln(1.0 - this)).mean_loss("binary_cross_entropy")
+        let (p, t) = self.beside_target("binary_cross_entropy", target, Location::caller());
+        let (hit, miss) = (p.ln(), (-p).log1p());
+        let loss = (t - 1.0) * miss.maximum(-100.0) - t * hit.maximum(-100.0);
+        let slope = (p - t) / ((1.0 - p) * p).maximum(1e-12);
+        loss.detach().with_slope(p, slope).with_slope(t, miss - hit).mean_loss("binary_cross_entropy")
     }
 
-    /// The mean of −(t·ln σ(x) + (1 − t)·ln(1 − σ(x))) for logits x (this tensor) and targets t in 0..=1: ln(1 + eˣ) − x·t.
-    /// Of no elements it is NaN; a training trace refuses a run of them.
+    /// The mean of −(t·ln σ(x) + (1 − t)·ln(1 − σ(x))) for logits x (this tensor) and targets t in 0..=1, without rounding σ(x): the
+    /// gradient is σ(x) − t. At x = ±∞ the loss is ∞, or NaN where the target is that very side (0 · ∞). Of no elements it is NaN; a
+    /// training trace refuses a run of them.
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(self, target: Tensor<'t>) -> Tensor<'t> {
-        let (this, target) = self.beside_target("binary_cross_entropy_with_logits", target, Location::caller());
-        (this.softplus() - this * target).mean_loss("binary_cross_entropy_with_logits")
+        let (x, t) = self.beside_target("binary_cross_entropy_with_logits", target, Location::caller());
+        // ln(1 + eˣ) − x·t, as max(x, 0) − x·t + ln(1 + e^−|x|) with one product: no difference of infinities.
+        let loss = x * (x.gt(0.0).select(1.0, 0.0) - t) + (-x.abs()).exp().log1p();
+        let loss = loss.detach().with_slope(x, x.sigmoid() - t).with_slope(t, -x);
+        loss.mean_loss("binary_cross_entropy_with_logits")
     }
 
-    /// The mean of Huber's loss (1964) of d = x − target: d²/2 up to |d| = `delta`, from there on the line `delta`·(|d| − `delta`/2).
-    /// Of no elements it is NaN; a training trace refuses a run of them.
+    /// The mean of Huber's loss (1964) of d = x − target: d²/2 up to |d| = `delta`, from there on the line `delta`·(|d| − `delta`/2),
+    /// whose slope is ±`delta` at ±∞ too. Of no elements it is NaN; a training trace refuses a run of them.
     #[track_caller]
     pub fn huber(self, target: impl Operand<'t>, delta: f32) -> Tensor<'t> {
         let x = self.require(Location::caller(), |_, _| match delta {
@@ -144,7 +151,8 @@ impl<'t> Tensor<'t> {
         let (x, target) = x.beside_target("huber", target, Location::caller());
         let d = x - target;
         let far = d.abs();
-        far.le(delta).select(d * d * 0.5, (far - 0.5 * delta) * delta).mean_loss("huber")
+        let near = far.minimum(delta);
+        (near * (far - near * 0.5)).mean_loss("huber")
     }
 
     /// The mean of (x − target)². The target is a number, or a tensor of this one's shape and type; that nothing is repeated holds
@@ -198,7 +206,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// In a training trace zeroes each element with probability `p` and scales the others by 1/(1 − p) (Srivastava et al.
-    /// 2014); otherwise the identity.
+    /// 2014); otherwise the identity. What is dropped is 0, NaN and ∞ too.
     #[track_caller]
     pub fn dropout(self, p: f32) -> Tensor<'t> {
         let x = self.require(Location::caller(), |g, x| {

@@ -24,13 +24,41 @@ pub(crate) struct BatchStatistics<'t> {
     pub count: Tensor<'t>,
 }
 
+/// See [`Tensor::moments`].
+struct Moments<'t> {
+    /// x − K, of x's shape.
+    centred: Tensor<'t>,
+    /// The mean of that.
+    rest: Tensor<'t>,
+    variance: Tensor<'t>,
+}
+
 impl<'t> Tensor<'t> {
-    /// (x − mean)/√(variance + ε), mean and biased variance taken over the given axes.
+    /// (x − mean)/√(variance + ε), mean and biased variance taken over the given axes; NaN where the variance overflows.
     #[track_caller]
     pub fn normalize(self, axes: impl AxisSet, eps: f32) -> Tensor<'t> {
         let axes = axes.axes(self.rank());
-        let centred = self - self.mean_keep(axes.as_slice());
-        centred * (centred.square().mean_keep(axes.as_slice()) + eps).rsqrt()
+        let Moments { centred, rest, variance } = self.moments(self.mean_keep(axes.as_slice()), axes.as_slice());
+        (centred - rest) * variance.inverse_deviation(eps)
+    }
+
+    /// Mean and biased variance over some axes, given a number K near the mean: the mean is K + E[x − K] and the variance
+    /// E[(x − K)²] − E[x − K]² (Chan, Golub & LeVeque 1983). With the rounded mean as K both are as good as f32 can say. The result does
+    /// not depend on K but for rounding, so no gradient flows through it.
+    #[track_caller]
+    fn moments(self, near: Tensor<'t>, axes: &[usize]) -> Moments<'t> {
+        let centred = self - near.detach();
+        let rest = centred.mean_keep(axes);
+        let variance = (centred.square().mean_keep(axes) - rest.square()).maximum(0.0);
+        Moments { centred, rest, variance }
+    }
+
+    /// 1/√(variance + ε) of a variance, or of a mean square: NaN where it is too large for f32, which would make zeros of all that it
+    /// scales.
+    #[track_caller]
+    pub(crate) fn inverse_deviation(self, eps: f32) -> Tensor<'t> {
+        // ∞ · 0 is NaN, and of any other variance it is 0.
+        (self + eps).rsqrt() + self.detach() * 0.0
     }
 
     /// [`Tensor::normalize`] of an image or sequence `[n, channels, …]` over the places and channels of each of `groups` groups
@@ -53,10 +81,9 @@ impl<'t> Tensor<'t> {
 
     /// Mean and variance of each channel (axis 1) over all other axes.
     ///
-    /// Both come from one pass: with a constant K near the mean, the mean is K + E[x − K] and the variance
-    /// E[(x − K)²] − E[x − K]² (Chan, Golub & LeVeque 1983). K is the mean of the first example, which is one of n groups of
-    /// equal size: so (mean − K)² is at most n times the variance, and what cancels in the difference costs at most a factor
-    /// n + 1 in rounding. The result does not depend on K but for that, so no gradient flows through it.
+    /// Both come from one pass: the K of [`Tensor::moments`] is the mean of the first example, which is one of n groups of
+    /// equal size. So (mean − K)² is at most n times the variance, and what cancels in the difference costs at most a factor
+    /// n + 1 in rounding.
     #[track_caller]
     pub(crate) fn batch_statistics(self) -> BatchStatistics<'t> {
         let at = Location::caller();
@@ -70,12 +97,10 @@ impl<'t> Tensor<'t> {
             Ok(g.emit(Op::Slice { start, step: SmallVec::from_elem(1, dims.len()) }, ids, dtype, one))
         });
         let places: Vec<usize> = (2..x.rank()).collect();
-        let near = if places.is_empty() { first } else { first.mean_keep(places.as_slice()) }.detach();
-        let centred = x - near;
-        let rest = centred.mean_keep(axes.as_slice());
-        let variance = (centred.square().mean_keep(axes.as_slice()) - rest.square()).maximum(0.0);
+        let near = if places.is_empty() { first } else { first.mean_keep(places.as_slice()) };
+        let Moments { centred, rest, variance } = x.moments(near, &axes);
         let count = x.trace.record(at, &[x], |g, ids| count(g, ids[0], &Axes::from_slice(&axes)));
-        BatchStatistics { centred, rest, mean: near + rest, variance, count }
+        BatchStatistics { centred, rest, mean: near.detach() + rest, variance, count }
     }
 
     /// This tensor if an axis has this length; `what` is the layer that needs it.

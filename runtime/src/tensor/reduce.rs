@@ -151,13 +151,13 @@ macro_rules! reductions {
 }
 
 reductions! {
-    /// The sum, of f32 or i32; 0 of no elements.
+    /// The sum, of f32 or i32, which wraps; 0 of no elements. Floats are summed in parts whose order depends on the shape alone.
     fold(ReduceOp::Sum) sum sum_over sum_keep;
-    /// The product, of f32 or i32; 1 of no elements.
+    /// The product, of f32 or i32, which wraps; 1 of no elements.
     fold(ReduceOp::Prod) prod prod_over prod_keep;
-    /// The largest element, of f32 or i32; NaN if any is. Of no elements there is none: an error.
+    /// The largest element, of f32 or i32; NaN if any is. Equals share the gradient. Of no elements there is none: an error.
     fold(ReduceOp::Max) max max_over max_keep;
-    /// The smallest element, of f32 or i32; NaN if any is. Of no elements there is none: an error.
+    /// The smallest element, of f32 or i32; NaN if any is. Equals share the gradient. Of no elements there is none: an error.
     fold(ReduceOp::Min) min min_over min_keep;
     /// Whether any truth value holds; of none, none does.
     fold(ReduceOp::Any) any any_over any_keep;

@@ -8,6 +8,7 @@ use super::Call;
 use super::tile::{Part, Shape, Source, fill};
 use crate::cpu::tile::{Bound, TileCode};
 use crate::cpu::{Config, Launch, SpecError};
+use crate::size::Env;
 use crate::spec::{self, MAX_ARGUMENTS, Spec};
 
 /// Elements of a line of the cache, which the interpreter's memory begins with.
@@ -23,8 +24,8 @@ pub(super) struct Prologue {
 
 impl Prologue {
     /// The prologue of a convolution, if it has one; [`Spec::check_anchor`] has accepted it.
-    pub fn new(body: &spec::Conv2d, config: &Config) -> Result<Option<Prologue>, SpecError> {
-        let code = body.prologue.as_deref().map(|spec| TileCode::new(spec, config)).transpose()?;
+    pub fn new(body: &spec::Conv2d, bound: &Env, config: &Config) -> Result<Option<Prologue>, SpecError> {
+        let code = body.prologue.as_deref().map(|spec| TileCode::new(spec, bound, config)).transpose()?;
         Ok(code.map(|code| Prologue { code, room: 0, made: 0 }))
     }
 

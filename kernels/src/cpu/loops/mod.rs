@@ -34,7 +34,7 @@ pub(crate) struct Loop {
 
 impl Loop {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
-        let mut code = TileCode::new(spec, config)?;
+        let mut code = TileCode::new(spec, bound, config)?;
         let order = order(spec, bound);
         let reduction = if spec.reduced > 0 { Some(Reduction::new(spec, bound, &order, &mut code)?) } else { None };
         let partial_bytes = reduction.as_ref().map_or(0, |reduction| match is_fixed(spec) {

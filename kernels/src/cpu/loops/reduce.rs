@@ -75,13 +75,15 @@ impl Reduction {
             return Err(SpecError(format!("a position among {points} elements does not fit in an i32")));
         }
         let along = along(spec, bound, order, kept);
+        let all = order[..kept].iter().fold(points, |p, &a| p.saturating_mul(size(a)));
         let (passes, crossing) = (code.levels().filter(|&full| full).count(), code.kept_values());
         let kept_lanes = match along {
             Along::Columns => {
                 let last = order.last().map_or(1, |&axis| size(axis).max(1));
-                points.div_ceil(last).saturating_mul(last.next_multiple_of(VECTOR)).max(TILE)
+                points.div_ceil(last).saturating_mul(last.next_multiple_of(VECTOR)).max(code.register())
             }
-            Along::Rows => points.saturating_mul(VECTOR).max(KEPT_LANES),
+            // A vector for every point of the space is room for all columns.
+            Along::Rows => points.saturating_mul(VECTOR).max(all.saturating_mul(VECTOR).min(KEPT_LANES)),
         };
         if crossing > 0 {
             if kept_lanes.saturating_mul(crossing) > isize::MAX as usize / 64 {
@@ -89,7 +91,6 @@ impl Reduction {
             }
             code.keep(kept_lanes);
         }
-        let all = order[..kept].iter().fold(points, |p, &a| p.saturating_mul(size(a)));
         let split_words = if passes == 1 && all >= 2 * CHUNK { code.fold_words() } else { 0 };
         Ok(Reduction { along, kept, kept_lanes, keeps: crossing > 0, split_words })
     }

@@ -1,9 +1,9 @@
 //! Accumulators of one caller: filling, finishing and exchanging them.
 
+use super::VECTOR;
 use super::exec::{Along, Machine, Tile};
 use super::fold::{FoldCall, FoldCode, NOWHERE};
 use super::ops::View;
-use super::{TILE, VECTOR};
 
 impl Machine<'_> {
     /// # Safety
@@ -28,11 +28,12 @@ impl Machine<'_> {
 
     /// The accumulators of a fold, to be finished in place.
     fn fold_call(&self, k: u16) -> FoldCall {
-        let fold = &self.bound.code.program.folds[usize::from(k)];
+        let program = &self.bound.code.program;
+        let fold = &program.folds[usize::from(k)];
         // SAFETY: the accumulators lie inside the scratch memory.
         let acc = unsafe { self.lanes.add(fold.accumulator) };
         let value = View { ptr: std::ptr::dangling(), rs: 0, flat: true };
-        FoldCall { value, rows: 0, cols: 0, acc, out: acc, stride: TILE, identity: fold.code.identity, position: 0 }
+        FoldCall { value, rows: 0, cols: 0, acc, out: acc, stride: program.register, identity: fold.code.identity, position: 0 }
     }
 
     fn folds(&self, level: usize) -> impl Iterator<Item = (u16, &FoldCode)> {
@@ -56,7 +57,7 @@ impl Machine<'_> {
         let lanes = if self.along == Along::Columns { tile.rows * VECTOR } else { tile.pad };
         for (k, code) in self.folds(level) {
             // SAFETY: the accumulators hold a tile.
-            unsafe { code.clear(self.fold_call(k).acc, lanes) };
+            unsafe { code.clear(self.fold_call(k).acc, lanes, self.bound.code.register()) };
         }
     }
 
@@ -77,7 +78,7 @@ impl Machine<'_> {
     /// As [`Machine::full`].
     pub unsafe fn publish(&self, level: usize, tile: &Tile) {
         for (k, code) in self.folds(level) {
-            let ptr = self.fold_call(k).acc.wrapping_add((code.words - 1) * TILE);
+            let ptr = self.fold_call(k).acc.wrapping_add((code.words - 1) * self.bound.code.register());
             if code.words > 1 {
                 // SAFETY: the accumulators hold a tile.
                 for position in unsafe { std::slice::from_raw_parts_mut(ptr, self.folded_lanes(tile)) } {
@@ -100,7 +101,7 @@ impl Machine<'_> {
             for word in 0..code.words {
                 // SAFETY: the accumulators hold a tile for each word; the caller's promise for the other side.
                 unsafe {
-                    let acc = self.fold_call(k).acc.add(word * TILE);
+                    let acc = self.fold_call(k).acc.add(word * self.bound.code.register());
                     let (from, to) = if out { (acc, at) } else { (at, acc) };
                     std::ptr::copy_nonoverlapping(from, to, self.folded_lanes(tile));
                     at = at.add(stride);

@@ -15,7 +15,7 @@ use flat::flat;
 
 use super::fold::FoldCode;
 use super::ops::OpCode;
-use super::{MAX_AXES, MAX_WALKS, TILE};
+use super::{MAX_AXES, MAX_WALKS};
 use crate::cpu::{Config, Isa, SpecError};
 use crate::dtype::{DType, Lane};
 use crate::scalar::ScalarOp;
@@ -67,7 +67,7 @@ pub(super) struct Fold {
     pub code: FoldCode,
     pub arg: ValueId,
     pub value: ValueId,
-    /// Lanes from the start of the register file to the accumulators, a tile for each word.
+    /// Lanes from the start of the register file to the accumulators, a register for each word.
     pub accumulator: usize,
 }
 
@@ -106,9 +106,10 @@ pub(super) struct Program {
     pub folded_stores: Vec<StoreStep>,
     /// Values kept for a whole row; their buffers, of the caller's choice of length, follow the registers.
     pub crossing: usize,
-    /// Lanes of the register file before those buffers.
+    /// Lanes of the register file before those buffers, and of a register.
     pub lanes: usize,
-    /// A tile of lanes where a value that repeats can be written out, if there are folds.
+    pub register: usize,
+    /// A register where a value that repeats can be written out, if there are folds.
     pub spare: usize,
 }
 
@@ -260,17 +261,18 @@ struct Compiler<'a> {
     places: Vec<Option<Place>>,
     /// Which fold a `Reduce` is.
     fold_of: Vec<u16>,
-    /// Lanes of the register file handed out.
+    /// Lanes of the register file handed out, and of a register.
     used: usize,
+    register: usize,
     /// Registers that values share, by their first lane.
     registers: Vec<usize>,
 }
 
-/// Compiles the code of a spec.
-pub(super) fn compile(spec: &Spec, config: &Config) -> Result<Program, SpecError> {
+/// Compiles the code of a spec, for registers of so many lanes.
+pub(super) fn compile(spec: &Spec, config: &Config, register: usize) -> Result<Program, SpecError> {
     let a = Analysis::new(spec, validate(spec)?);
     let n = spec.code.len();
-    let mut compiler = Compiler { spec, config, a, places: vec![None; n], fold_of: vec![0; n], used: 0, registers: Vec::new() };
+    let mut compiler = Compiler { spec, config, a, places: vec![None; n], fold_of: vec![0; n], used: 0, register, registers: Vec::new() };
     let crossing = compiler.place_kept();
     let (folds, spare) = compiler.folds();
     let depth = compiler.needed().map(|i| compiler.a.level[i]).max().unwrap_or(0) + 1;
@@ -287,6 +289,7 @@ pub(super) fn compile(spec: &Spec, config: &Config) -> Result<Program, SpecError
         folded_stores: compiler.stores(true).collect(),
         crossing,
         lanes: compiler.used,
+        register,
         spare,
     })
 }
@@ -304,9 +307,9 @@ impl Compiler<'_> {
         matches!(self.spec.code[i], Inst::Reduce(..))
     }
 
-    fn take(&mut self, tiles: usize) -> usize {
+    fn take(&mut self, registers: usize) -> usize {
         let at = self.used;
-        self.used += tiles * TILE;
+        self.used += registers * self.register;
         at
     }
 
@@ -328,7 +331,7 @@ impl Compiler<'_> {
         crossing
     }
 
-    /// Every reduction with its accumulators, and the spare tile.
+    /// Every reduction with its accumulators, and the spare register.
     fn folds(&mut self) -> (Vec<Fold>, usize) {
         let mut folds = Vec::new();
         for i in 0..self.spec.code.len() {

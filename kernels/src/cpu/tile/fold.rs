@@ -7,8 +7,8 @@
 
 use std::marker::PhantomData;
 
+use super::VECTOR;
 use super::ops::View;
-use super::{TILE, VECTOR};
 use crate::cpu::Isa;
 use crate::cpu::simd::{Entry, Routine, entry};
 use crate::dtype::Lane;
@@ -298,14 +298,14 @@ fn position_code<K: Rank>(isa: Isa) -> FoldCode {
 }
 
 impl FoldCode {
-    /// Makes the accumulators in `lanes` lanes of each word hold nothing.
+    /// Makes the accumulators in `lanes` lanes of each word, `stride` lanes apart, hold nothing.
     ///
     /// # Safety
     /// `acc` must be writable.
-    pub unsafe fn clear(&self, acc: *mut u32, lanes: usize) {
+    pub unsafe fn clear(&self, acc: *mut u32, lanes: usize, stride: usize) {
         for (word, bits) in [self.identity, NOWHERE].into_iter().enumerate().take(self.words) {
-            // SAFETY: the caller's promise; the words are a tile apart.
-            unsafe { self::lanes(acc.add(word * TILE), lanes) }.fill(bits);
+            // SAFETY: the caller's promise.
+            unsafe { self::lanes(acc.add(word * stride), lanes) }.fill(bits);
         }
     }
 }
@@ -331,7 +331,8 @@ impl<K: Rank> Routine for RankColumns<K> {
             // SAFETY: the caller's promise.
             let line = unsafe { line(call, r) };
             // SAFETY: the caller's promise.
-            let (keys, positions) = unsafe { (lanes(call.acc.add(r * VECTOR), VECTOR), lanes(call.acc.add(TILE + r * VECTOR), VECTOR)) };
+            let (keys, positions) =
+                unsafe { (lanes(call.acc.add(r * VECTOR), VECTOR), lanes(call.acc.add(call.stride + r * VECTOR), VECTOR)) };
             for (v, vector) in line.iter().enumerate() {
                 for l in 0..VECTOR {
                     let c = v * VECTOR + l;
@@ -356,7 +357,8 @@ impl<K: Rank> Routine for RankRows<K> {
     unsafe fn run<A: Arith>(call: &FoldCall) {
         for v in 0..call.cols.div_ceil(VECTOR) {
             // SAFETY: the caller's promise.
-            let (keys, positions) = unsafe { (lanes(call.acc.add(v * VECTOR), VECTOR), lanes(call.acc.add(TILE + v * VECTOR), VECTOR)) };
+            let (keys, positions) =
+                unsafe { (lanes(call.acc.add(v * VECTOR), VECTOR), lanes(call.acc.add(call.stride + v * VECTOR), VECTOR)) };
             for r in 0..call.rows {
                 // SAFETY: the caller's promise.
                 let vector = &unsafe { line(call, r) }[v];
@@ -379,7 +381,7 @@ impl Routine for RankFinish {
         for r in 0..call.rows {
             // SAFETY: the caller's promise.
             let (keys, positions): (Vector, Vector) =
-                unsafe { (*call.acc.add(r * VECTOR).cast(), *call.acc.add(TILE + r * VECTOR).cast()) };
+                unsafe { (*call.acc.add(r * VECTOR).cast(), *call.acc.add(call.stride + r * VECTOR).cast()) };
             let (mut key, mut position) = (keys[0], positions[0]);
             for l in 1..VECTOR {
                 improve(&mut key, &mut position, keys[l] as i32, positions[l]);

@@ -22,10 +22,11 @@ pub(crate) use exec::{Along, Machine, Tile};
 
 use super::{Config, Launch, SpecError};
 use crate::dtype::DType;
+use crate::size::{Env, Size};
 use crate::spec::Spec;
 use compile::Program;
 
-/// Most points of a tile, and the lanes of a register.
+/// Most points of a tile, and most lanes of a register.
 pub(crate) const TILE: usize = 1024;
 /// Lanes that operations work on together on every instruction set: rows in registers are padded to a multiple of it.
 pub(crate) const VECTOR: usize = 16;
@@ -56,9 +57,12 @@ pub(crate) struct TileCode {
 }
 
 impl TileCode {
-    /// Checks and compiles the code of a spec.
-    pub fn new(spec: &Spec, config: &Config) -> Result<TileCode, SpecError> {
-        let program = compile::compile(spec, config)?;
+    /// Checks and compiles the code of a spec, to run with sizes up to `bound`: registers are no larger than a tile of all points.
+    pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<TileCode, SpecError> {
+        // (A size that falls as a symbol grows is not largest at the bound.)
+        let largest = |dim: &Size| if dim.parts().0 < 0 { usize::MAX } else { dim.usize_at(bound) };
+        let points = spec.dims.iter().fold(1usize, |points, dim| points.saturating_mul(largest(dim)));
+        let program = compile::compile(spec, config, points.clamp(1, MAX_ROWS) * VECTOR)?;
         let walks = spec.operands.len() + spec.indices.len();
         let reads = |k: usize| {
             spec.code
@@ -91,6 +95,11 @@ impl TileCode {
         let mut bound = Bound::new(self);
         bound.resolve(spec, launch, &order[..spec.dims.len()]);
         bound
+    }
+
+    /// Lanes of a register: those of the largest tile there is, each of whose rows is padded to whole vectors.
+    pub fn register(&self) -> usize {
+        self.program.register
     }
 
     /// How many levels the program has, and whether each has work for every tile.

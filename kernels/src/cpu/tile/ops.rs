@@ -146,7 +146,7 @@ impl Routine for Uniform {
                     let words = block(std::array::from_fn(|l| (first >> 2).wrapping_add(l as u32) & (u32::MAX >> 2)));
                     for l in 0..VECTOR {
                         for (w, word) in words.iter().enumerate() {
-                            out[4 * l + w] = random::unit(word[l]).to_bits();
+                            out[4 * l + w] = random::unit(word[l] as u32).to_bits();
                         }
                     }
                 } else {
@@ -160,7 +160,7 @@ impl Routine for Uniform {
 
 /// The elements at any indices.
 #[inline(always)]
-fn uniform_by_index(index: &[u32], out: &mut [u32], block: impl Fn([u32; VECTOR]) -> [[u32; VECTOR]; 4]) {
+fn uniform_by_index(index: &[u32], out: &mut [u32], block: impl Fn([u32; VECTOR]) -> [[u64; VECTOR]; 4]) {
     for (index, out) in index.as_chunks::<VECTOR>().0.iter().zip(out.as_chunks_mut::<VECTOR>().0) {
         let words = block(index.map(|i| i >> 2));
         for l in 0..VECTOR {
@@ -170,7 +170,7 @@ fn uniform_by_index(index: &[u32], out: &mut [u32], block: impl Fn([u32; VECTOR]
                 2 => words[2][l],
                 _ => words[3][l],
             };
-            out[l] = random::unit(word).to_bits();
+            out[l] = random::unit(word as u32).to_bits();
         }
     }
 }

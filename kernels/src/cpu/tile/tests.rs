@@ -97,7 +97,7 @@ fn blocks_match_points() {
         for isa in Isa::available() {
             let mut arrays = data.clone();
             let args: Vec<*mut u8> = arrays.iter_mut().map(|a| a.as_mut_ptr().cast()).collect();
-            let code = TileCode::new(&spec, &Config { threads: 1, isa }).expect("valid");
+            let code = TileCode::new(&spec, &env, &Config { threads: 1, isa }).expect("valid");
             let team = Team::new(1);
             let launch = Launch { args: &args, workspace: std::ptr::null_mut(), env: &env, team: &team, part: None };
             let mut scratch = vec![[u64::MAX; 8]; code.scratch_bytes() / 64 + 1];

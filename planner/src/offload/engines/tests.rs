@@ -89,3 +89,20 @@ fn copies_are_planned_about_as_well_as_they_can_be() {
     }
     assert!(planned > 200 && best * 10 >= planned * 9 && lost < 0.02 * f64::from(planned), "{best} of {planned}, {lost}");
 }
+
+/// Times that cannot be told from infinity end the walks as others do.
+#[test]
+fn any_rate_comes_to_an_end() {
+    for link in [1e15, 1e300, f64::MAX, f64::INFINITY, -1.0, f64::NAN] {
+        let mut engines = Engines::new(link);
+        let absences =
+            [(0, 1 << 40), (1, 1 << 61)].map(|(used, bytes)| Absence { value: used, made: used, used, read: 5, bytes, is_on_host: false });
+        let time = engines.plan(&[1, u64::MAX, 1, 1, 1, 1], &[0; 6], 1 << 40, &absences, f64::MAX);
+        assert!(time.is_some_and(|time| time >= u64::MAX as f64), "{link}: {time:?}");
+        assert!(
+            engines.transfers.iter().all(|t| t.sent < t.gone && t.gone <= t.back && t.back <= t.read),
+            "{link}: {:?}",
+            engines.transfers
+        );
+    }
+}

@@ -21,8 +21,10 @@ mod tests;
 use super::Found;
 use super::sections::Sections;
 use memo::Memo;
-use search::{Outcome, ROUND, Search};
+pub(super) use search::ROUND;
+use search::{Outcome, Search};
 use state::Units;
+use std::borrow::Cow;
 use std::time::Instant;
 
 /// The memo grows up to two to this many keys of 16 bytes.
@@ -33,7 +35,8 @@ const MEMO_BITS: u32 = 22;
 /// The lowest possible limit is tried first, then limits halfway to what has been reached, all for the same number of
 /// nodes; then again for twice as many. Searches are resumed, not begun anew.
 pub(super) struct Exact<'a> {
-    sections: &'a Sections,
+    /// Sizes in bytes: rests of units count where they are.
+    sections: Cow<'a, Sections>,
     seed: u64,
     unit: u64,
     best: Found,
@@ -52,7 +55,8 @@ pub(super) struct Exact<'a> {
 impl<'a> Exact<'a> {
     /// Begins with the packing `best` and a proved lower bound.
     pub(super) fn new(sections: &'a Sections, best: Found, lower_bound: u64, seed: u64) -> Self {
-        let unit = Units::of(sections).bytes;
+        let sections = sections.in_bytes();
+        let unit = Units::of(&sections).bytes;
         let mut exact = Exact {
             sections,
             seed,
@@ -97,22 +101,25 @@ impl<'a> Exact<'a> {
     pub(super) fn run(&mut self, goal: u64, nodes: u64, threads: usize, deadline: Option<Instant>) {
         self.credit = self.credit.saturating_add(nodes);
         while !self.is_done(goal) && self.credit >= ROUND && deadline.is_none_or(|deadline| Instant::now() < deadline) {
-            self.credit -= ROUND;
-            self.round(goal, threads, deadline);
+            // What a limit that is settled took is not charged: there are few limits, as they halve what is open.
+            if self.round(goal, threads, deadline) {
+                self.credit -= ROUND;
+            }
         }
     }
 
-    /// One round of the search at the limit in turn. What is lower than the goal is not asked for.
-    fn round(&mut self, goal: u64, threads: usize, deadline: Option<Instant>) {
+    /// One round of the search at the limit in turn; whether that limit is still open. What is lower than the goal is not asked for.
+    fn round(&mut self, goal: u64, threads: usize, deadline: Option<Instant>) -> bool {
         self.limit = self.limit.max(goal / self.unit);
         let at = self.searches.iter().position(|(limit, _)| *limit == self.limit).unwrap_or_else(|| {
-            self.searches.push((self.limit, Search::new(self.sections, self.limit * self.unit, self.seed)));
+            self.searches.push((self.limit, Search::new(&self.sections, self.limit * self.unit, self.seed)));
             self.searches.len() - 1
         });
         self.left = self.left.saturating_sub(ROUND);
+        let mut is_open = false;
         match self.searches[at].1.run(ROUND, &mut self.memo, threads, deadline) {
-            Outcome::Open if self.left > 0 => return,
-            Outcome::Open => {}
+            Outcome::Open if self.left > 0 => return true,
+            Outcome::Open => is_open = true,
             Outcome::Found(found) => self.best = found.clone(),
             Outcome::Infeasible => self.lower_bound = self.lower_bound.max((self.limit + 1) * self.unit),
         }
@@ -130,5 +137,6 @@ impl<'a> Exact<'a> {
             }
         };
         self.left = self.grant;
+        is_open
     }
 }

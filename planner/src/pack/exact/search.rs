@@ -34,7 +34,7 @@ const STEADY: usize = 4;
 const SLICE: u64 = 1000;
 
 /// Nodes of all searches in one round.
-pub(super) const ROUND: u64 = SLICE * SLOTS as u64;
+pub(in crate::pack) const ROUND: u64 = SLICE * SLOTS as u64;
 
 /// Sections of all lives together, beyond which a search needs too much memory.
 const ENTRIES_MAX: u64 = 4 << 20;
@@ -84,7 +84,7 @@ impl Search {
             .fold(0u64, |sum, span| sum.saturating_add(span.size.checked_next_multiple_of(coarsest).unwrap_or(u64::MAX)));
         let limit = limit.min(stacked) / search.units.bytes;
         let entries: u64 = sections.spans.iter().map(|span| u64::from(span.end - span.start)).sum();
-        if sections.lower_bound() / search.units.bytes > limit {
+        if sections.lower_bound().div_ceil(search.units.bytes) > limit {
             search.outcome = Outcome::Infeasible;
         } else if limit <= u64::MAX / 4 && entries <= ENTRIES_MAX {
             let start = State::new(sections, &search.units, limit);

@@ -15,7 +15,7 @@ fn budget(goal: u64, effort: u64, threads: usize) -> Budget {
 
 fn improved(sections: &Sections, incumbent: Found, efforts: &[u64], threads: usize) -> Found {
     let lives = Lives::new(sections);
-    let mut improve = Improve::new(sections, &lives, incumbent, 3);
+    let mut improve = Improve::new(sections, &lives, incumbent, 3, u64::MAX);
     efforts.iter().for_each(|&effort| improve.run(&budget(sections.lower_bound(), effort, threads)));
     improve.best().clone()
 }
@@ -61,7 +61,7 @@ fn goes_on_where_it_stopped() {
 fn stops_at_the_goal() {
     let sections = puzzle(3, 60);
     let lives = Lives::new(&sections);
-    let mut improve = Improve::new(&sections, &lives, stacked(&sections), 0);
+    let mut improve = Improve::new(&sections, &lives, stacked(&sections), 0, u64::MAX);
     improve.run(&budget(u64::MAX, u64::MAX, 1));
     assert_eq!(improve.placed, 0, "the incumbent is good enough");
     // Without the goal this would never end.

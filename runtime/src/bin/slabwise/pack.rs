@@ -23,9 +23,14 @@ pub struct Args {
     /// of several memories
     #[arg(long, value_name = "[SPACE=]BYTES")]
     capacity: Vec<Capacity>,
-    /// Seconds to look for a lower packing
+    /// Seconds to look for a lower packing. What is found in them depends on how fast and how busy the machine is: use --effort
+    /// where it has to be the same every time
     #[arg(long, value_name = "S", default_value = "5", value_parser = seconds)]
     time_limit: Duration,
+    /// How many placements of a buffer to spend on a lower packing, in place of a time: about three million take a second. The
+    /// same effort and --seed give the same packing on every machine, with any number of threads; 0 is for fast heuristics only
+    #[arg(long, value_name = "N", conflicts_with = "time_limit")]
+    effort: Option<u64>,
     /// How many threads may work; one for each core unless given
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
@@ -79,7 +84,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return bad_input(reason);
     }
     let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |threads| threads as usize);
-    let limits = Limits { capacity: None, time: Some(args.time_limit), effort: u64::MAX, threads, seed: args.seed };
+    let time = args.effort.is_none().then_some(args.time_limit);
+    let limits = Limits { capacity: None, time, effort: args.effort.unwrap_or(u64::MAX), threads, seed: args.seed };
     let start = Instant::now();
     let packing = match table.problem.pack_within(&limits) {
         Ok(packing) => packing,

@@ -50,9 +50,16 @@ fn budget(text: &str) -> std::result::Result<Budget, String> {
     }
 }
 
+/// Beyond it, times of copies cannot be told from each other; any graph is done before its first byte has been sent.
+const SLOWEST_LINK: f64 = 1e15;
+
 fn link(text: &str) -> std::result::Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
-    number.ok_or_else(|| format!("`{}` is no number of cost units per byte", brief(text)))
+    let number = number.ok_or_else(|| format!("`{}` is no number of cost units per byte", brief(text)))?;
+    if number > SLOWEST_LINK {
+        return Err(format!("a byte takes {number:e} units of cost; the most is {SLOWEST_LINK:e}. The unit is that of the graph's costs"));
+    }
+    Ok(number)
 }
 
 /// Bad input ends with 2, a budget that is not met with 1: then the best found is shown and written all the same.

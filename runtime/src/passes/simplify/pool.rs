@@ -68,8 +68,8 @@ impl Step {
             Step::Gradient { pooled, dy, positions, window } => {
                 let dims = old.dims(*pooled).clone();
                 let zero = b.full(0.0, DType::F32, &dims);
-                let positive = b.scalar(ScalarOp::Gt, &[map[pooled.at()], zero]);
-                let masked = b.scalar(ScalarOp::Select, &[positive, map[dy.at()], zero]);
+                let off = b.scalar(ScalarOp::Le, &[map[pooled.at()], zero]);
+                let masked = b.scalar(ScalarOp::Select, &[off, zero, map[dy.at()]]);
                 let op = Op::Pool2dGrad(PoolKind::Max, *window);
                 b.emit(op, &[masked, map[positions.at()]], DType::F32, node.dims.clone())
             }
@@ -126,7 +126,7 @@ impl Uses<'_> {
                     }
                     steps.push((user, Step::Positions { x }));
                 }
-                Op::Scalar(ScalarOp::Gt) if node.inputs[0] == relu && self.is_zero(node.inputs[1]) => masks.push(user),
+                Op::Scalar(ScalarOp::Le) if node.inputs[0] == relu && self.is_zero(node.inputs[1]) => masks.push(user),
                 _ => return None,
             }
         }
@@ -144,8 +144,8 @@ impl Uses<'_> {
             let parts = self.graph.node(select);
             let masked = parts.op == Op::Scalar(ScalarOp::Select)
                 && masks.contains(&parts.inputs[0])
-                && parts.inputs[1] == gradient
-                && self.is_zero(parts.inputs[2]);
+                && self.is_zero(parts.inputs[1])
+                && parts.inputs[2] == gradient;
             if node.op != Op::Pool2dGrad(PoolKind::Max, window) || of != window || by != positions || !masked || pooled > select {
                 return None;
             }

@@ -16,6 +16,14 @@ fn is(value: Option<Value>, number: i32) -> bool {
     }
 }
 
+/// Whether adding this number changes nothing, the sign of a zero included.
+fn adds_nothing(value: Option<Value>) -> bool {
+    match value {
+        Some(Value::F32(x)) => x == 0.0 && x.is_sign_negative(),
+        other => is(other, 0),
+    }
+}
+
 /// 1/c for a power of two with a normal reciprocal.
 fn exact_reciprocal(value: Option<Value>) -> Option<f32> {
     let Some(Value::F32(c)) = value else { return None };
@@ -32,17 +40,17 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dims: &D
     // The operand of `id`, if `id` is this operation.
     let under = |b: &Builder, id: NodeId, op: S| (*b.op(id) == Op::Scalar(op)).then(|| b.operand(id));
     match op {
-        // x + 0 = x, but for −0 + 0 = 0.
-        S::Add if is(cy, 0) => Some(x),
-        S::Add if is(cx, 0) => Some(y),
+        // x + (−0) = x, but −0 + 0 = 0.
+        S::Add if adds_nothing(cy) => Some(x),
+        S::Add if adds_nothing(cx) => Some(y),
         // x + (−y) is x − y by definition, for floats and for wrapping integers.
         S::Add => match (under(b, x, S::Neg), under(b, y, S::Neg)) {
             (_, Some(y)) => Some(b.scalar(S::Sub, &[x, y])),
             (Some(x), None) => Some(b.scalar(S::Sub, &[y, x])),
             (None, None) => view::neighbours(b, x, y, dims),
         },
-        // x − 0 = x.
-        S::Sub if is(cy, 0) => Some(x),
+        // x − 0 = x, but −0 − (−0) = 0.
+        S::Sub if is(cy, 0) && !matches!(cy, Some(Value::F32(zero)) if zero.is_sign_negative()) => Some(x),
         S::Sub => under(b, y, S::Neg).map(|y| b.add(x, y)),
         // 1 is neutral; −1 only changes the sign.
         S::Mul | S::Div if is(cy, 1) => Some(x),
@@ -101,7 +109,7 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dims: &D
         },
         S::Select => select(b, inputs),
         // Derivatives were taken while the graph was written.
-        S::Detach => Some(x),
+        S::Detach | S::WithSlope => Some(x),
         _ => None,
     }
 }

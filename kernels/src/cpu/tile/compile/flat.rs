@@ -46,7 +46,7 @@ impl Compiler<'_> {
         let mut steps = Vec::with_capacity(flat.len());
         for &i in &flat {
             let place = Place { at: self.used, crossing: false };
-            self.used += MAX_ROWS;
+            self.used += MAX_ROWS.min(self.register);
             steps.push(self.step(i, place));
         }
         let walk = |step: &Step| if let Step::Load { walk, .. } | Step::Index { walk, .. } = step { Some(*walk) } else { None };
