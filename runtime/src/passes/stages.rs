@@ -2,7 +2,7 @@
 //!
 //! A value that has such a length among its own, or is made of one that has, waits for the node that says it
 //! ([`Op::Bind`](crate::ops::Op::Bind)). The graph's edges do not tell all of that: ones repeated to a length take nothing of what
-//! found it. So each node gets a *stage*, the set of found lengths that it waits for, and a kernel has members of one stage: then
+//! found it; and a part of a concatenation is written behind parts whose lengths are found. So each node gets a *stage*, the set of found lengths that it waits for, and a kernel has members of one stage: then
 //! no kernel waits for a length that it helps to find.
 
 use slabwise_kernels::size::{MAX_SYMBOLS, Size, Symbol};
@@ -22,6 +22,10 @@ pub(super) fn stages(graph: &Graph) -> Vec<Stage> {
         let mut stage = node.inputs.iter().fold(0, |stage, input| stage | stages[input.at()]);
         for Symbol(s) in sizes(node).flat_map(Size::symbols).filter(|&s| graph.symbols.is_found(s)) {
             stage |= of_symbol[usize::from(s)];
+        }
+        if let Op::Concat { .. } | Op::Pad { .. } = node.op {
+            // A part is written to where the lengths of the whole say, those of other parts among them.
+            node.inputs.iter().for_each(|part| stages[part.at()] |= stage);
         }
         if let Op::Bind { symbol: Symbol(s) } = node.op {
             of_symbol[usize::from(s)] = stage | 1 << s;

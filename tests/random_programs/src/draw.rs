@@ -267,7 +267,7 @@ impl<'a> Maker<'a> {
         };
         let rule = self.rng.pick(Rule::ALL);
         let n = self.facts[value].dims.first().and_then(|d| d.as_fixed()).unwrap_or(0);
-        let parts = [2, 3, 4].into_iter().find(|p| n > 0 && n % p == 0);
+        let parts = [2, 3, 4].into_iter().find(|p| n > 0 && n.is_multiple_of(*p));
         if let Some(parts) = parts.filter(|_| self.rng.one_in(2)) {
             self.program.learn = Some(Learn { loss: value, rule, parts: Some(parts) });
             return;

@@ -54,7 +54,7 @@ pub fn test(name: &str, about: &str, case: &Case, setup: &Setup, claim: &Claim<'
     for line in about.lines().take(6) {
         let _ = writeln!(text, "/// {}", line.trim());
     }
-    let _ = writeln!(text, "#[test]\n#[allow(clippy::all, dead_code, unused_imports, unused_mut, unused_variables)]");
+    let _ = writeln!(text, "#[test]\n#[allow(clippy::all, dead_code, unused_imports, unused_mut, unused_parens, unused_variables)]");
     let _ = writeln!(text, "fn {name}() -> slabwise::Result<()> {{\n{HELPERS}");
     let _ = writeln!(text, "    // The first way is the default, the second: {}.", setup.describe());
     let _ = writeln!(text, "    let run = |second: bool| -> Result<Vec<Vec<f64>>> {{");

@@ -1,6 +1,7 @@
 //! What random programs found, by hand: each failed before it was mended.
 
-use ndarray::{Array1, arr1};
+use ndarray::{Array1, Array2, arr1};
+use slabwise::Error;
 use slabwise::prelude::*;
 
 /// Parts of a concatenation are written in the order of their kernels. A state that one of them reads and another one sets has to be
@@ -20,5 +21,57 @@ fn a_state_is_set_to_a_part_of_what_is_joined_with_it() -> Result<()> {
         gave.push(joined.array::<f32>()?.into_dimensionality().expect("one axis"));
     }
     assert_eq!(gave, [arr1(&[1.0, 3.0]), arr1(&[1.0, 1.0])] as [Array1<f32>; 2]);
+    Ok(())
+}
+
+/// A part of a concatenation behind one whose length a run finds waits for that length: where it is written follows from it.
+#[test]
+fn what_is_joined_behind_a_found_length_lies_behind_it() -> Result<()> {
+    for kept in 0..=2 {
+        let trace = Trace::inference();
+        let x = trace.input("x", F32, [2]);
+        let found = x.compress(0, x.gt(trace.input("least", F32, ())));
+        let joined = trace.concat(&[x.exp(), found, x.tanh()], 0);
+        let mut session = Session::new(Device::Cpu, Params::seeded(0))?.with_threads(1);
+        let program = session.compile(&trace, [joined])?;
+        let (x, least) = (arr1(&[0.5f32, 1.0]), ndarray::arr0(1.0 - 0.5 * kept as f32));
+        let [joined] = session.run(&program, (&x, &least))?;
+        let mut wanted: Vec<f32> = x.iter().map(|x| x.exp()).collect();
+        wanted.extend(x.iter().filter(|x| **x > least[()]));
+        wanted.extend(x.iter().map(|x| x.tanh()));
+        let gave: Vec<f32> = joined.view::<f32>()?.iter().copied().collect();
+        assert_eq!(gave.len(), wanted.len());
+        assert!(gave.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-6), "{gave:?} and {wanted:?}");
+    }
+    Ok(())
+}
+
+/// The same across rows: how far rows lie apart follows from the found length too.
+#[test]
+fn rows_beside_a_found_length_lie_as_far_apart_as_it_says() -> Result<()> {
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, [2, 2]);
+    let found = x.compress(1, trace.input("mask", Bool, [2]));
+    let joined = trace.concat(&[x.relu(), found, x * 2.0], 1);
+    let mut session = Session::new(Device::Cpu, Params::seeded(0))?.with_threads(1);
+    let program = session.compile(&trace, [joined])?;
+    let x = ndarray::arr2(&[[1.0f32, 2.0], [3.0, 4.0]]);
+    let [joined] = session.run(&program, (&x, &arr1(&[0u8, 1])))?;
+    let wanted = ndarray::arr2(&[[1.0f32, 2.0, 2.0, 2.0, 4.0], [3.0, 4.0, 4.0, 6.0, 8.0]]);
+    assert_eq!(joined.array::<f32>()?, wanted.into_dyn());
+    Ok(())
+}
+
+/// A sum over a batch of rows without elements, where slices of the batch are tried for the sake of a budget.
+#[test]
+fn a_sum_over_a_batch_of_nothing_within_a_budget() -> Result<()> {
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (Dim::bounded("batch", 2), 2));
+    let sum = x.slice(1, 0..0).sum_over(0);
+    let mut session = Session::new(Device::Cpu, Params::seeded(0))?.with_threads(1).with_budget(Budget::Fraction(0.8));
+    match session.compile(&trace, [sum]) {
+        Ok(program) => assert_eq!(session.run(&program, (&Array2::<f32>::ones((1, 2)),))?[0].shape(), [0]),
+        Err(error) => assert!(matches!(error, Error::Budget { .. }), "{error}"),
+    }
     Ok(())
 }

@@ -59,7 +59,7 @@ fn printed() -> (String, BTreeSet<String>) {
             break;
         }
     }
-    (text, seen)
+    (text.trim_end().to_string() + "\n", seen)
 }
 
 #[test]

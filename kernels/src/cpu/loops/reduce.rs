@@ -165,7 +165,7 @@ impl Reduction {
             Along::Rows => {
                 let per_column = (outer * dims[row]).max(1);
                 let room = if self.keeps { self.kept_lanes / per_column / VECTOR * VECTOR } else { usize::MAX };
-                let wide = dims[col].min(WIDE).min(room.max(VECTOR));
+                let wide = dims[col].clamp(1, WIDE).min(room.max(VECTOR));
                 (wide, (TILE / wide.next_multiple_of(VECTOR)).min(dims[row]).max(1))
             }
         };

@@ -3,13 +3,14 @@
 use std::collections::BinaryHeap;
 use std::fmt;
 
-use slabwise_kernels::size::Size;
+use slabwise_kernels::size::{Size, Symbol};
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use crate::graph::{Graph, Phase};
 use crate::ops::{NodeId, Op};
 use crate::passes::layout::AxisMap;
+use crate::passes::stages::{stages, symbols};
 
 /// One kernel: the nodes it computes.
 #[derive(Clone, Debug, Default)]
@@ -131,7 +132,13 @@ impl Clusters {
     /// is made again waits until nothing else can be done. Empty kernels go.
     pub(super) fn in_order(mut self) -> Self {
         let count = self.list.len();
-        let Links { next, before } = self.links();
+        let Links { mut next, mut before } = self.links();
+        for (finder, user) in self.finders() {
+            if !before[user].contains(&(finder as u32)) {
+                before[user].push(finder as u32);
+                next[finder].push(user as u32);
+            }
+        }
         let mut waits: Vec<usize> = before.iter().map(Vec::len).collect();
         let phase = |m: &NodeId| self.graph.origin(*m).phase;
         let in_time: Vec<bool> = self.list.iter().map(|c| c.members.iter().any(|m| phase(m) != Phase::Again)).collect();
@@ -157,6 +164,26 @@ impl Clusters {
         self.list = kept;
         self.places.iter_mut().flatten().for_each(|place| place.cluster = renamed[place.cluster]);
         self
+    }
+
+    /// Kernels that find a length, each with those that wait for it.
+    fn finders(&self) -> Vec<(usize, usize)> {
+        let mut finders: Vec<(Symbol, usize)> = Vec::new();
+        for (at, cluster) in self.list.iter().enumerate() {
+            let found = |m: &NodeId| if let Op::Bind { symbol } = self.graph.node(*m).op { Some((symbol, at)) } else { None };
+            finders.extend(cluster.members.iter().filter_map(found));
+        }
+        if finders.is_empty() {
+            return Vec::new();
+        }
+        let stages = stages(&self.graph);
+        let mut pairs = Vec::new();
+        for (at, cluster) in self.list.iter().enumerate() {
+            let stage = cluster.members.first().map_or(0, |m| stages[m.at()]);
+            let of = |s: Symbol| finders.iter().find(|f| f.0 == s).map(|f| (f.1, at));
+            pairs.extend(symbols(stage).filter_map(of).filter(|(finder, at)| finder != at));
+        }
+        pairs
     }
 
     /// Calls `visit` with the computed nodes, leaves, concatenations and paddings that a node takes, through inlined values.
