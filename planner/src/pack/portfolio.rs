@@ -7,7 +7,7 @@ use super::rects::{Rect, overlap};
 use super::refine::{Refined, refine};
 use super::sections::{Sections, Span};
 use super::skyline::Skyline;
-use super::{Extent, Found, Method, Packing, Proof, Rank, constrained, greedy};
+use super::{Extent, Found, Method, Packing, Proof, Rank, constrained, greedy, orders};
 use std::time::{Duration, Instant};
 
 /// The portfolio: what has met the bound most often and costs least stands first. Measured on the heaps of whole training
@@ -252,7 +252,17 @@ fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &B
         best = found.map(|found| (found, method)).or(best);
     }
     let (found, method) = best.unwrap_or_else(|| (stacked(sections), Method::Apart));
-    if budget.effort == 0 || found.height <= budget.goal {
+    if found.height <= budget.goal {
+        return Refined { found, method, lower_bound: 0 };
+    }
+    if sections.spans.len() <= orders::MAX {
+        let lower = orders::lowest(sections, found.height, budget.goal).map(|found| (found, Method::Search));
+        let (found, method) = lower.unwrap_or((found, method));
+        // Below what reaches the goal nothing has been looked for.
+        let lower_bound = if found.height > budget.goal { found.height } else { 0 };
+        return Refined { found, method, lower_bound };
+    }
+    if budget.effort == 0 {
         return Refined { found, method, lower_bound: 0 };
     }
     refine(sections, &lives, found, method, budget)
