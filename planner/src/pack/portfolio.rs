@@ -40,8 +40,11 @@ pub struct Limits {
     pub capacity: Option<u64>,
     /// Ends the search at the next opportunity. `None`: only `effort` does. What is found then depends on the machine.
     pub time: Option<Duration>,
-    /// Items that improvement and exact search may place, again and again: about three million a second where there are two thousand items. What is found depends on
-    /// this alone if `time` is not set, and then not on the machine or `threads`. 0: fast heuristics only.
+    /// Items that improvement and exact search may place, again and again; a step of the exact search is charged for what it costs, in
+    /// placed items, and the search goes on in rounds, so that a small effort may be exceeded by one. Where a round costs much, less is
+    /// spent: all of it where more than 1 % of the height may still be won, down to a quarter where next to nothing may, and half of
+    /// that without success ends the search. What is found depends on this alone if `time` is not set, and then not on the machine
+    /// or `threads`. 0: fast heuristics only. Up to eight items are packed in every order whatever the effort.
     pub effort: u64,
     /// How many threads may work at once; the result does not depend on it.
     pub threads: usize,
