@@ -15,9 +15,8 @@ pub struct Options {
     pub in_place: bool,
     /// Whether buffers may share bytes at all. Without it every buffer and workspace has its own, and `in_place` is off.
     pub reuse: bool,
-    /// What may be spent on offsets where the fast packers miss the bound, as in [`Limits::effort`], for each of a few orders. All of it
-    /// is where more than 1 % of the slab can still be won, a quarter where next to nothing can; and half of it without any success
-    /// ends the search. The search for what to run again under a budget grows with it too.
+    /// What may be spent on offsets where the fast packers miss the bound, as in [`Limits::effort`], for each order that could be lower.
+    /// The search for what to run again under a budget grows with it too.
     pub effort: u64,
 }
 

@@ -41,6 +41,7 @@ mod general;
 mod greedy;
 mod improve;
 mod lives;
+mod orders;
 mod portfolio;
 mod problem;
 mod rank;

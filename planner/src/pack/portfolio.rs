@@ -7,7 +7,7 @@ use super::rects::{Rect, overlap};
 use super::refine::{Refined, refine};
 use super::sections::{Sections, Span};
 use super::skyline::Skyline;
-use super::{Extent, Found, Method, Packing, Proof, Rank, constrained, greedy};
+use super::{Extent, Found, Method, Packing, Proof, Rank, constrained, greedy, orders};
 use std::time::{Duration, Instant};
 
 /// The portfolio: what has met the bound most often and costs least stands first. Measured on the heaps of whole training
@@ -40,8 +40,11 @@ pub struct Limits {
     pub capacity: Option<u64>,
     /// Ends the search at the next opportunity. `None`: only `effort` does. What is found then depends on the machine.
     pub time: Option<Duration>,
-    /// Items that improvement and exact search may place, again and again: about three million a second where there are two thousand items. What is found depends on
-    /// this alone if `time` is not set, and then not on the machine or `threads`. 0: fast heuristics only.
+    /// Items that improvement and exact search may place, again and again; a step of the exact search is charged for what it costs, in
+    /// placed items, and the search goes on in rounds, so that a small effort may be exceeded by one. Where a round costs much, less is
+    /// spent: all of it where more than 1 % of the height may still be won, down to a quarter where next to nothing may, and half of
+    /// that without success ends the search. What is found depends on this alone if `time` is not set, and then not on the machine
+    /// or `threads`. 0: fast heuristics only. Up to eight items are packed in every order whatever the effort.
     pub effort: u64,
     /// How many threads may work at once; the result does not depend on it.
     pub threads: usize,
@@ -252,7 +255,17 @@ fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &B
         best = found.map(|found| (found, method)).or(best);
     }
     let (found, method) = best.unwrap_or_else(|| (stacked(sections), Method::Apart));
-    if budget.effort == 0 || found.height <= budget.goal {
+    if found.height <= budget.goal {
+        return Refined { found, method, lower_bound: 0 };
+    }
+    if sections.spans.len() <= orders::MAX {
+        let lower = orders::lowest(sections, found.height, budget.goal).map(|found| (found, Method::Search));
+        let (found, method) = lower.unwrap_or((found, method));
+        // Below what reaches the goal nothing has been looked for.
+        let lower_bound = if found.height > budget.goal { found.height } else { 0 };
+        return Refined { found, method, lower_bound };
+    }
+    if budget.effort == 0 {
         return Refined { found, method, lower_bound: 0 };
     }
     refine(sections, &lives, found, method, budget)

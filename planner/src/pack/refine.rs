@@ -97,3 +97,31 @@ impl Refined {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::portfolio::stacked;
+    use super::super::tests::sections;
+    use super::*;
+    use crate::generate::{Cuts, tiling};
+
+    #[test]
+    fn rounds_that_cost_more_than_the_effort_are_not_begun() {
+        let sections = sections(&tiling(5, 1_000, 1 << 12, 1 << 12, Cuts::Mixed).problem);
+        let effort = 500_000;
+        assert!(round_cost(&sections) > effort, "a round costs {}", round_cost(&sections));
+        let budget = Budget { goal: 0, deadline: None, effort, threads: 1, seed: 0 };
+        let (lives, incumbent) = (Lives::new(&sections), stacked(&sections));
+        let refined = refine(&sections, &lives, incumbent.clone(), Method::Apart, &budget);
+        assert!(sections.lower_bound() < refined.found.height && refined.found.height < incumbent.height);
+        assert_eq!((refined.method, refined.lower_bound), (Method::SqueakyWheel, sections.lower_bound()));
+    }
+
+    #[test]
+    fn what_can_be_won_decides_what_is_spent() {
+        assert_eq!(worthwhile(1_000_000, 1_000, 990), 1_000_000);
+        assert_eq!(worthwhile(1_000_000, 1_000, 995), 500_000);
+        assert_eq!(worthwhile(1_000_000, 1_000, 999), 250_000);
+        assert_eq!(worthwhile(u64::MAX, 1_000, 999), u64::MAX);
+    }
+}

@@ -88,7 +88,7 @@ pub(super) fn assert_apart(sections: &Sections, found: &Found) {
     let mut height = 0;
     for (i, (a, &low)) in sections.spans.iter().zip(&found.offsets).enumerate() {
         assert!(low.is_multiple_of(a.align));
-        height = height.max(low + a.size);
+        height = height.max(low + a.bytes);
         for (b, &other) in sections.spans.iter().zip(&found.offsets).take(i) {
             let apart = low + a.size <= other || other + b.size <= low;
             assert!(apart || a.end <= b.start || b.end <= a.start, "{a:?} at {low}, {b:?} at {other}");

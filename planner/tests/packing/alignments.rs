@@ -79,7 +79,6 @@ fn two_items_end_with_the_one_that_leaves_most_of_its_last_unit() {
     assert_eq!(packed(&problem, 1).fits(&problem), Ok(()));
 }
 
-/// Of a few hundred such problems most were packed too high when sizes counted in whole units.
 #[test]
 fn nothing_is_lower_than_small_packings_and_their_height_as_a_capacity_is_met() {
     let (mut state, mut rests) = (1, 0);

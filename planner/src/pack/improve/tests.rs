@@ -83,3 +83,17 @@ fn lower_than_any_order_alone() {
         assert!(Some(found.height) < alone, "{} of {alone:?}, bound {}", found.height, sections.lower_bound());
     }
 }
+
+#[test]
+fn a_large_problem_is_charged_for_what_it_costs() {
+    let sections = puzzle(4, 1_000);
+    let lives = Lives::new(&sections);
+    for effort in [1_000, 62_500, 1_000_000] {
+        let mut improve = Improve::new(&sections, &lives, stacked(&sections), 0, effort);
+        improve.run(&budget(0, effort, 1));
+        let round = (improve.passes * sections.spans.len() * LANES) as u64;
+        // One round may begin just before the end; it has one pass of each lane at least, and no more than the effort else.
+        assert!(round <= effort.max((sections.spans.len() * LANES) as u64), "{round} of {effort}");
+        assert!((effort..effort + round).contains(&improve.placed), "{} placed of {effort}", improve.placed);
+    }
+}
