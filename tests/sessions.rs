@@ -175,7 +175,7 @@ fn kernels_are_timed_by_name_and_line() {
     let y = trace.input("x", F32, (4, 16)).apply(&layer).relu();
     let mut session = session(params);
     let program = session.compile(&trace, [y]).expect("compiles");
-    let times = session.profile(&program, &Array2::<f32>::ones((4, 16)), 2).expect("runs");
+    let times = session.profile(&program, Array2::<f32>::ones((4, 16)), 2).expect("runs");
     assert_eq!(times.iter().map(|k| &*k.name).collect::<Vec<_>>(), program.plan().steps().collect::<Vec<_>>());
     assert!(times.iter().all(|k| k.seconds.is_finite() && k.location.file() == file!() && k.location.line() == line), "{times:?}");
 }

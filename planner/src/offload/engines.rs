@@ -106,7 +106,7 @@ const SLOWEST: f64 = 1e30;
 impl Engines {
     /// With so much time per byte. What is no time counts as none, and more than `SLOWEST` as that.
     pub fn new(link: f64) -> Self {
-        Engines { link: link.max(0.0).min(SLOWEST), ..Engines::default() }
+        Engines { link: if link > 0.0 { link.min(SLOWEST) } else { 0.0 }, ..Engines::default() }
     }
 
     /// Plans the absences, sorted by [`Absence::used`], of a schedule whose steps take `costs` and need `need` bytes, at most

@@ -47,7 +47,7 @@ fn printed() -> (String, BTreeSet<String>) {
         }
         let setups = draw::setups(&case, &mut Rng::new(seed));
         let Some(setup) = setups.into_iter().next().filter(|s| s.budget.is_none()) else { continue };
-        if judge(&case, &[setup.clone()], &mut Counts::default()).is_some() {
+        if judge(&case, std::slice::from_ref(&setup), &mut Counts::default()).is_some() {
             continue;
         }
         seen.extend(kinds(&case));
