@@ -475,7 +475,7 @@ fn bad_input_of_pack_is_named() {
     assert!(bad(&format!("id,lower,upper,size\na,0,1,{0}\nb,0,1,{0}\n", u64::MAX)).contains("64 bits"));
     assert!(failure("pack no/such/file.csv", 2).contains("no/such/file.csv"));
     let (_folder, path) = table(TABLE);
-    for usage in ["--align 12", "--time-limit -1", "--threads 0", "--capacity lots", "--capacity 5x"] {
+    for usage in ["--align 12", "--time-limit -1", "--effort 5 --time-limit 1", "--threads 0", "--capacity lots", "--capacity 5x"] {
         failure(&format!("pack {path} {usage}"), 2);
     }
     let nowhere = failure_with_report(&format!("pack {path} -o {path}/none.csv"), 1);
@@ -569,7 +569,15 @@ fn bad_graphs_and_budgets_are_wrong_usage() {
     assert!(bad(r#"{"name":"a""#).contains("line 1"));
     assert!(failure("order no/such.json", 2).contains("no/such.json"));
     let path = graph("randwire12_inf");
-    for usage in ["", "--budget lots", "--budget -1", "--budget -5%", "--budget 50% --offload -1", "--budget 50% --time-limit x"] {
+    for usage in [
+        "",
+        "--budget lots",
+        "--budget -1",
+        "--budget -5%",
+        "--budget 50% --offload -1",
+        "--budget 50% --offload 1e302",
+        "--budget 50% --time-limit x",
+    ] {
         failure(&format!("remat {path} {usage}"), 2);
     }
 }
