@@ -486,7 +486,15 @@ fn bad_graphs_and_budgets_are_wrong_usage() {
     assert!(bad(r#"{"name":"a""#).contains("line 1"));
     assert!(failure("order no/such.json", 2).contains("no/such.json"));
     let path = graph("randwire12_inf");
-    for usage in ["", "--budget lots", "--budget -1", "--budget -5%", "--budget 50% --offload -1", "--budget 50% --time-limit x"] {
+    for usage in [
+        "",
+        "--budget lots",
+        "--budget -1",
+        "--budget -5%",
+        "--budget 50% --offload -1",
+        "--budget 50% --offload 1e302",
+        "--budget 50% --time-limit x",
+    ] {
         failure(&format!("remat {path} {usage}"), 2);
     }
 }

@@ -80,9 +80,16 @@ fn bad_input_of_pack_is_named() {
     assert!(bad(&format!("id,lower,upper,size\na,0,1,{0}\nb,0,1,{0}\n", u64::MAX)).contains("64 bits"));
     assert!(failure("pack no/such/file.csv", 2).contains("no/such/file.csv"));
     let (_folder, path) = table(TABLE);
-    for usage in ["--align 12", "--time-limit -1", "--threads 0", "--capacity lots", "--capacity 5x"] {
+    for usage in ["--align 12", "--time-limit -1", "--effort 5 --time-limit 1", "--threads 0", "--capacity lots", "--capacity 5x"] {
         failure(&format!("pack {path} {usage}"), 2);
     }
     let nowhere = failure_with_report(&format!("pack {path} -o {path}/none.csv"), 1);
     assert!(nowhere.contains("none.csv"), "{nowhere}");
+}
+
+/// What a command that fails after it has shown its result writes to stderr.
+fn failure_with_report(args: &str, code: i32) -> String {
+    let output = slabwise(args);
+    assert_eq!(output.status.code(), Some(code), "{args}");
+    String::from_utf8(output.stderr).unwrap()
 }
