@@ -86,10 +86,3 @@ fn bad_input_of_pack_is_named() {
     let nowhere = failure_with_report(&format!("pack {path} -o {path}/none.csv"), 1);
     assert!(nowhere.contains("none.csv"), "{nowhere}");
 }
-
-/// What a command that fails after it has shown its result writes to stderr.
-fn failure_with_report(args: &str, code: i32) -> String {
-    let output = slabwise(args);
-    assert_eq!(output.status.code(), Some(code), "{args}");
-    String::from_utf8(output.stderr).unwrap()
-}
