@@ -61,7 +61,8 @@ impl TileCode {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<TileCode, SpecError> {
         // (A size that falls as a symbol grows is not largest at the bound.)
         let largest = |dim: &Size| if dim.parts().0 < 0 { usize::MAX } else { dim.usize_at(bound) };
-        let points = spec.dims.iter().fold(1usize, |points, dim| points.saturating_mul(largest(dim)));
+        // Where nothing is folded there are results still, as many as of axes of one point.
+        let points = spec.dims.iter().fold(1usize, |points, dim| points.saturating_mul(largest(dim).max(1)));
         let program = compile::compile(spec, config, points.clamp(1, MAX_ROWS) * VECTOR)?;
         let walks = spec.operands.len() + spec.indices.len();
         let reads = |k: usize| {
