@@ -57,6 +57,7 @@ impl Session {
                 .iter()
                 .map(|p| match *p {
                     Place::Planned(b) if inner.buffers[b].found => self.found_region(b, slab),
+                    Place::Slice(b, _) if inner.buffers[b].found => Ok(p.part(self.found_region(b, slab)?, env)),
                     Place::Planned(b) | Place::Slice(b, _) => Ok(p.part(place(b), env)),
                     Place::Variable(v) => Ok(self.variables[v].region),
                     Place::Sizes => Ok(self.sizes),

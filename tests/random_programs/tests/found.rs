@@ -99,3 +99,20 @@ fn folds_of_nothing_write_their_results_alone() -> Result<()> {
     }
     Ok(())
 }
+
+/// A value of a found length that kernels on slices of the batch write, for the sake of a budget, lies where the run found room for it.
+#[test]
+fn slices_write_into_what_has_a_found_length() -> Result<()> {
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (Dim::bounded("batch", 5), 1));
+    let chosen = x.compress(1, trace.input("mask", Bool, [1]));
+    let mut session = Session::new(Device::Cpu, Params::seeded(0))?.with_threads(1).with_budget(Budget::Fraction(0.8));
+    let program = session.compile(&trace, [chosen])?;
+    for (batch, keep) in [(1, 1u8), (5, 1), (5, 0)] {
+        let x = Array2::from_shape_fn((batch, 1), |(i, _)| i as f32 + 0.5);
+        let [chosen] = session.run(&program, (&x, &arr1(&[keep])))?;
+        let wanted = x.slice(ndarray::s![.., ..usize::from(keep)]).to_owned();
+        assert_eq!(chosen.array::<f32>()?, wanted.into_dyn());
+    }
+    Ok(())
+}
