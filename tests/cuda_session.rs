@@ -322,7 +322,7 @@ fn constants_copies_kept_outputs_and_finite_losses_work_as_on_the_cpu() {
         }
         let before = values(&session);
         let error = session.run(&program, &(x * f32::NAN)).and_then(|[loss, _]| loss.bytes().map(|_| ())).expect_err("NaN").to_string();
-        assert!(error.contains("require_finite: the element at position 0 is NaN; no weight was changed"), "{error}");
+        assert!(error.contains("require_finite: the element at position 0 is NaN (in \"online\"); no weight was changed"), "{error}");
         assert_eq!(values(&session), before);
         assert_eq!(session.copy_values("online", "target").expect("they are alike"), 2);
         assert_eq!(session.value("online.weight").expect("it is there"), session.value("target.weight").expect("it is there"));
