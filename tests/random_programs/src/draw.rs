@@ -226,7 +226,10 @@ impl<'a> Maker<'a> {
             let has = self.program.statements.iter().any(|s| matches!(&s.op, Op::Input { shape, .. } if shape.contains(&Axis::Named(dim))));
             if !has {
                 let n = self.rng.pick(&self.lengths);
-                self.input(DType::F32, vec![Axis::Named(dim), Axis::Fixed(n)]);
+                let wide = self.input(DType::F32, vec![Axis::Named(dim), Axis::Fixed(n)]);
+                if wide.is_none() {
+                    self.input(DType::F32, vec![Axis::Named(dim)]);
+                }
             }
         }
         if !self.rng.one_in(3) {
