@@ -2,6 +2,7 @@
 
 mod copies;
 #[cfg(feature = "cuda")]
+mod dependencies;
 mod device;
 mod measure;
 mod outputs;

@@ -10,10 +10,14 @@ const THREADS_MAX: usize = 1024;
 
 /// Whether a CUDA device replays a program as one graph.
 pub const GRAPHS: &str = "SLABWISE_CUDA_GRAPHS";
+/// Whether kernels of a graph that conflict in no byte may run side by side.
+pub const BRANCHES: &str = "SLABWISE_CUDA_BRANCHES";
+/// Whether a kernel of a graph may be launched before those end that it waits for (programmatic dependent launch, from sm_90).
+pub const EARLY_LAUNCH: &str = "SLABWISE_CUDA_EARLY_LAUNCH";
 /// Whether products are timed on a CUDA device.
 pub const AUTOTUNE: &str = "SLABWISE_AUTOTUNE";
 /// Variables that are 0 or 1, and 1 unless set.
-pub const SWITCHES: [&str; 2] = [GRAPHS, AUTOTUNE];
+pub const SWITCHES: [&str; 4] = [GRAPHS, BRANCHES, EARLY_LAUNCH, AUTOTUNE];
 
 /// What a variable is set to.
 pub fn variable(name: &str) -> Option<String> {

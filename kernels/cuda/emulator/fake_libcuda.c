@@ -448,7 +448,8 @@ Result cuStreamEndCapture(void* at, void** to) {
     int joined = 1;
     /* What a piece waits for was recorded before it. */
     for (size_t i = graph->count; i-- > 0;) {
-        joined &= graph->pieces[i].done;
+        /* What was taken out of the front by hand need not lead anywhere. */
+        joined &= graph->pieces[i].done || graph->by_hand;
         for (size_t k = 0; k < graph->pieces[i].waits.count; ++k) graph->pieces[graph->pieces[i].waits.at[k]].done = 1;
     }
     graph->capture = 0;
@@ -467,6 +468,51 @@ Result cuStreamEndCapture(void* at, void** to) {
         LEAVE(CAPTURE_UNJOINED);
     }
     *to = graph;
+    LEAVE(OK);
+}
+/* Nodes are their numbers, from 1. */
+typedef struct { unsigned char from_port, to_port, type, reserved[5]; } Edge;
+Result cuStreamGetCaptureInfo_v3(void* at, int* status, unsigned long long* id, void** graph, void* const** nodes, const Edge** edges,
+                                 size_t* count) {
+    CALL
+    (void)id;
+    (void)graph;
+    static void* front[4096];
+    static Edge whole[4096];
+    const Stream* stream = of(at);
+    *status = stream->graph ? stream->graph->spoiled ? 2 : 1 : 0;
+    if (!stream->graph || stream->front.count > 4096) LEAVE(INVALID_VALUE);
+    for (size_t i = 0; i < stream->front.count; ++i) front[i] = (void*)(stream->front.at[i] + 1);
+    *nodes = front;
+    *edges = whole;
+    *count = stream->front.count;
+    LEAVE(OK);
+}
+Result cuGraphNodeGetType(void* node, int* type) {
+    CALL
+    const Graph* graph = NULL;
+    for (const Stream* s = streams; s && !graph; s = s->next) graph = s->graph;
+    size_t at = (size_t)node - 1;
+    if (!graph || at >= graph->count) LEAVE(INVALID_VALUE);
+    const int kind = graph->pieces[at].op.kind;
+    *type = kind == LAUNCH || kind == CALL_OF_LIBRARY ? 0 : kind == COPY ? 1 : kind == FILL ? 2 : 5;
+    LEAVE(OK);
+}
+/* An edge whose end waits by itself may only lead from one kernel to another; that the end is one is not looked at. */
+Result cuStreamUpdateCaptureDependencies_v2(void* at, void** nodes, const Edge* edges, size_t count, unsigned flags) {
+    CALL
+    Stream* stream = of(at);
+    Graph* graph = stream->graph;
+    if (!graph || flags > 1) LEAVE(INVALID_VALUE);
+    if (flags == 1) clear(&stream->front);
+    for (size_t i = 0; i < count; ++i) {
+        size_t node = (size_t)nodes[i] - 1;
+        if (node >= graph->count) LEAVE(INVALID_VALUE);
+        const int kind = graph->pieces[node].op.kind;
+        if (edges && edges[i].type && (edges[i].from_port != 1 || (kind != LAUNCH && kind != CALL_OF_LIBRARY))) LEAVE(INVALID_VALUE);
+        add(&stream->front, node);
+    }
+    graph->by_hand = 1;
     LEAVE(OK);
 }
 /* The recorded work passes from the graph to what can be launched. The graph itself stays, empty, for events know it. */

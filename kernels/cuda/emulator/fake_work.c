@@ -189,9 +189,10 @@ typedef struct { Op *first, *last; } List;
 typedef struct { size_t* at; size_t count; } Front;
 /* Work that was recorded. `capture` numbers the recording, 0 once it has ended; `mode` says which calls of which threads spoil
  * it, and `thread` who began it. */
+/* `forked` is what has no place in an order but that of its waits: of another stream, or recorded with its edges set by hand. */
 typedef struct { Op op; Front waits; int forked, done; } Piece;
 enum { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2 };
-struct Graph { Piece* pieces; size_t count; long capture; Stream* origin; int mode, spoiled; pthread_t thread; };
+struct Graph { Piece* pieces; size_t count; long capture; Stream* origin; int mode, spoiled, by_hand; pthread_t thread; };
 /* The last moment it was recorded at, or the pieces of a graph that came before it was recorded there. */
 typedef struct { Mark* mark; long capture; Graph* graph; Front front; } Event;
 /* What was asked of it and is not done yet; or the graph that it is recorded to, and where in there it stands. */
@@ -288,10 +289,12 @@ static Result do_piece(Graph* graph, size_t at) {
     piece->done = 1;
     return perform(&piece->op);
 }
-/* What is not of the stream that was recorded is done when somebody waits for it, or, if eager, as soon as can be. */
+/* What is not of the stream that was recorded is done when somebody waits for it, or, if eager, as soon as can be. With edges
+ * set by hand nothing has a place but by them: the last recorded is done first, after what it waits for. */
 static Result replay(Graph* graph) {
     Result r = OK;
     for (size_t i = 0; i < graph->count; ++i) graph->pieces[i].done = 0;
+    for (size_t i = graph->count; graph->by_hand && !eager && !r && i-- > 0;) r = do_piece(graph, i);
     for (size_t i = 0; i < graph->count && !r; ++i) {
         for (size_t k = 0; eager && k < graph->count && !r; ++k)
             if (graph->pieces[k].forked && ready(graph, &graph->pieces[k])) r = do_piece(graph, k);

@@ -5,6 +5,7 @@
 //! graphs must not see, and has no address ranges.
 
 mod clock;
+mod edges;
 mod module;
 mod range;
 
@@ -16,6 +17,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use cudarc::driver::sys::{self, CUresult};
 
 pub(crate) use clock::Clock;
+pub(crate) use edges::{Edges, Node, Recording};
 pub(crate) use module::{Function, Module};
 pub(crate) use range::{AddressRange, Physical, page_bytes};
 

@@ -30,7 +30,7 @@ mod tune;
 pub use device::{Device, Fault, usable};
 pub use gemm::{Candidate, candidates};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
-pub use program::{Launch, LoadError, Program, Work, workspace_bytes};
+pub use program::{Launch, LoadError, Overlap, Program, Run, Work, workspace_bytes};
 pub use source::{PRELUDE, Together, lower, lower_many, shared_name};
 pub use space::{Limits, Usage as MemoryUsage};
 pub use staging::landing_bytes;

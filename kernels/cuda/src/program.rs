@@ -8,7 +8,7 @@ use slabwise_kernels::size::Env;
 
 use crate::cache::{self, Cache};
 use crate::device::{Device, Shared};
-use crate::driver::{DriverError, Function, Graph, Module, Stream};
+use crate::driver::{DriverError, Edges, Function, Graph, Module, Node, Recording, Stream};
 use crate::gemm::library::{Call, Product};
 use crate::lower::{self, Lowered, Word};
 use crate::nvrtc::{self, Usage};
@@ -23,6 +23,9 @@ const WORDS_MAX: usize = 512;
 
 /// What workspaces start at a multiple of, bytes.
 const WORKSPACE_ALIGN: u64 = 256;
+
+/// The first architecture on which a kernel waits by itself for those it depends on.
+const EARLY_LAUNCH_SM: u32 = 90;
 
 /// Why a program cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +96,32 @@ pub enum Work<'a> {
     },
     /// It waits for the copy of this number.
     Finish(usize),
+}
+
+/// A run to record.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// The sizes of the run and the addresses of all that it touches: what another run must have in common with it to be done by
+    /// the same record.
+    pub key: &'a [u64],
+    /// Its sizes.
+    pub env: &'a Env,
+    /// Whether a kernel looks for indices out of range.
+    pub checked: bool,
+    /// What it does, in an order that is right one after the other.
+    pub work: &'a [Work<'a>],
+    /// For each piece of work the earlier ones that it waits for; it may run beside all others. `None` if each waits for the one
+    /// before it. Drivers older than CUDA 12.3 do as if it was.
+    pub after: Option<&'a [Vec<u32>]>,
+}
+
+/// What of a graph's work may overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overlap {
+    /// Kernels that conflict in no byte may run side by side.
+    pub branches: bool,
+    /// A kernel may be launched before those end that it waits for.
+    pub launches: bool,
 }
 
 /// Bytes of workspace that a kernel is planned with: what it needs, and what aligning it may cost.
@@ -221,7 +250,7 @@ impl Device {
     pub fn launch(&mut self, program: &Program, env: &Env, launch: &Launch<'_>) -> Result<(), DriverError> {
         self.ready()?;
         let fault = self.fault_record()?;
-        let submitted = self.submit(program, fault, env, launch);
+        let submitted = self.submit(program, fault, env, launch, None);
         self.noting(submitted)
     }
 
@@ -238,34 +267,49 @@ impl Device {
         self.noting(replayed).map(|()| true)
     }
 
-    /// Records a run under a key, without doing it; copies become branches of the graph. `checked` says whether a kernel looks
-    /// for indices out of range; then the run ends with a look at what was found.
-    pub fn record<'a>(
-        &mut self,
-        program: &Program,
-        key: &[u64],
-        env: &Env,
-        checked: bool,
-        work: impl Iterator<Item = Work<'a>>,
-    ) -> Result<(), DriverError> {
+    /// Records a run under its key, without doing it; copies become branches of the graph. A run whose indices are checked ends
+    /// with a look at what was found. With `early` a kernel is launched before the kernels end that it waits for, and then waits
+    /// for them by itself.
+    pub fn record(&mut self, program: &Program, run: &Run<'_>, early: bool) -> Result<(), DriverError> {
         self.ready()?;
         let fault = self.fault_record()?;
+        let early = early && self.properties().target.sm >= EARLY_LAUNCH_SM;
+        let edges = Edges::of_driver().filter(|_| early || run.after.is_some());
         let captured = self.stream.capture(|| {
-            for piece in work {
-                match piece {
-                    Work::Launch(launch) => self.submit(program, fault, env, &launch)?,
+            let recording = Recording { stream: &self.stream, edges, early };
+            // The nodes that end each piece of work, where it is known what each waits for.
+            let mut ends: Vec<Vec<Node>> = Vec::with_capacity(run.work.len());
+            for (at, piece) in run.work.iter().enumerate() {
+                if let (Some(edges), Some(after)) = (edges, run.after) {
+                    let mut front: Vec<Node> = after[at].iter().flat_map(|&earlier| &ends[earlier as usize]).copied().collect();
+                    front.sort_unstable();
+                    front.dedup();
+                    edges.set_front(&self.stream, &front, false)?;
+                }
+                match *piece {
+                    Work::Launch(launch) => self.submit(program, fault, run.env, &launch, Some(&recording))?,
                     Work::Start { copy, from, to } => self.start_copy(copy, &from, &to)?,
                     Work::Finish(copy) => self.finish_copy(copy)?,
                 }
+                if let (Some(edges), Some(_)) = (edges, run.after) {
+                    ends.push(edges.front(&self.stream)?);
+                }
             }
-            if checked { self.look_for_faults() } else { Ok(()) }
+            if let (Some(edges), Some(after)) = (edges, run.after) {
+                // The end waits for all that nothing waits for.
+                let mut waited = vec![false; ends.len()];
+                after.iter().flatten().for_each(|&earlier| waited[earlier as usize] = true);
+                let last = ends.iter().zip(&waited).filter(|(_, waited)| !**waited).flat_map(|(end, _)| end).copied();
+                edges.set_front(&self.stream, &last.collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>(), false)?;
+            }
+            if run.checked { self.look_for_faults() } else { Ok(()) }
         });
         let graph = self.noting(captured)?;
         let mut graphs = program.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         if graphs.len() == GRAPHS_MAX {
             graphs.remove(0);
         }
-        graphs.push(Recorded { key: key.into(), graph });
+        graphs.push(Recorded { key: run.key.into(), graph });
         Ok(())
     }
 
@@ -280,7 +324,14 @@ impl Device {
     }
 
     /// Asks for one kernel's work, or records it.
-    pub(crate) fn submit(&self, program: &Program, fault: u64, env: &Env, launch: &Launch<'_>) -> Result<(), DriverError> {
+    pub(crate) fn submit(
+        &self,
+        program: &Program,
+        fault: u64,
+        env: &Env,
+        launch: &Launch<'_>,
+        recording: Option<&Recording<'_>>,
+    ) -> Result<(), DriverError> {
         let workspace = self.address(&launch.workspace).next_multiple_of(WORKSPACE_ALIGN);
         if let Some(product) = &launch.kernel.product {
             self.multiply(product, env, |argument| self.address(&launch.arguments[usize::from(argument)]), workspace)?;
@@ -298,6 +349,7 @@ impl Device {
                 };
             }
             let function = program.functions[launch.step][dispatch.function];
+            recording.map_or(Ok(()), Recording::launch_early)?;
             // SAFETY: the function was generated together with this list of words, and reaches through its arguments what
             // their operands say for these sizes, which is inside of the regions; what a kernel does wrong the device
             // reports, and it has no addresses of the host but those of staging memory.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use slabwise_cuda::driver::DriverError;
-use slabwise_cuda::{Device, Launch, Limits, Lowered, Picks, Program, Tuner, Work};
+use slabwise_cuda::{Device, Launch, Limits, Lowered, Overlap, Picks, Program, Run, Tuner, Work};
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Memory, Region};
@@ -15,7 +15,7 @@ use slabwise_planner::Bytes;
 use super::{Kernel, Resources, scratch};
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, MemoryInfo, Policy, Range};
-use crate::settings::{AUTOTUNE, GRAPHS, switch};
+use crate::settings::{AUTOTUNE, BRANCHES, EARLY_LAUNCH, GRAPHS, switch};
 
 /// A kernel that looks for indices out of range.
 #[derive(Clone, Debug)]
@@ -48,6 +48,8 @@ pub(crate) struct Loaded {
     pub program: Program,
     pub checks: Arc<[Check]>,
     groups: Vec<Group>,
+    /// The launches that each launch of a recorded run waits for; `None` if they run one after the other.
+    after: Option<Vec<Vec<u32>>>,
 }
 
 /// A step of a run that is recorded.
@@ -71,6 +73,8 @@ pub(crate) struct Gpu {
     untold: Mutex<Option<Error>>,
     /// Whether runs are recorded as graphs.
     pub graphs: bool,
+    /// How much of a graph's work may overlap.
+    pub overlap: Overlap,
     ordinal: u32,
     /// Whether products are timed.
     tunes: bool,
@@ -85,11 +89,11 @@ impl Gpu {
         let name = crate::device::Device::Cuda(ordinal).to_string();
         let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
         check_pages(&device, &name, config)?;
-        let graphs = switch(GRAPHS)?;
+        let (graphs, overlap) = (switch(GRAPHS)?, Overlap { branches: switch(BRANCHES)?, launches: switch(EARLY_LAUNCH)? });
         let tunes = switch(AUTOTUNE)?;
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
         let (saved, untold) = (Mutex::default(), Mutex::default());
-        Ok(Gpu { device, name, running, saved, untold, graphs, ordinal, tunes, published: None, placing: false })
+        Ok(Gpu { device, name, running, saved, untold, graphs, overlap, ordinal, tunes, published: None, placing: false })
     }
 
     /// Limits of the device's memory, unless some of it is in use already.
@@ -281,7 +285,7 @@ impl Gpu {
     }
 
     /// Compiles and loads a program's kernels, one for each step, and those of steps that are done together.
-    pub fn load(&mut self, name: &str, kernels: &[&Lowered], groups: Vec<Group>, checks: Vec<Check>) -> Result<Loaded> {
+    pub fn load(&mut self, name: &str, kernels: &[&Lowered], groups: Vec<Group>, after: Option<Vec<Vec<u32>>>, checks: Vec<Check>) -> Result<Loaded> {
         use slabwise_cuda::LoadError;
         self.device.prepare_faults().map_err(|e| self.error(e))?;
         let all: Vec<&Lowered> = kernels.iter().copied().chain(groups.iter().map(|group| &group.kernel)).collect();
@@ -289,7 +293,7 @@ impl Gpu {
             LoadError::Driver(e) => self.error(e),
             other => Error::Device { device: self.name.clone(), why: format!("\"{name}\": {other}") },
         })?;
-        Ok(Loaded { program, checks: checks.into(), groups })
+        Ok(Loaded { program, checks: checks.into(), groups, after })
     }
 
     /// The sizes of the run whose faults are met from here on.
@@ -374,7 +378,8 @@ impl Gpu {
                 Recorded::Finish(copy) => work.push(Work::Finish(*copy)),
             }
         }
-        let recorded = self.device.record(&loaded.program, key, env, !loaded.checks.is_empty(), work.into_iter());
+        let run = Run { key, env, checked: !loaded.checks.is_empty(), work: &work, after: loaded.after.as_deref() };
+        let recorded = self.device.record(&loaded.program, &run, self.overlap.launches);
         recorded.map_err(|e| self.error(e))
     }
 

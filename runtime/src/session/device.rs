@@ -7,6 +7,7 @@ use slabwise_kernels::spec::{Body, Operand};
 use smallvec::SmallVec;
 
 use super::Session;
+use super::dependencies::dependencies;
 use super::together::groups;
 use crate::backend::{Backend, Check, Kernel, Recorded};
 use crate::error::{Error, Mistake, Result};
@@ -46,7 +47,8 @@ impl Session {
                 checks.push(Check { mistake, step: at as u32, of, kind: step.checks(), limit: check.limit, input });
             }
         }
-        inner.loaded = Some(gpu.load(&inner.name, &kernels, groups, checks)?);
+        let after = if gpu.overlap.branches { dependencies(inner, &groups) } else { None };
+        inner.loaded = Some(gpu.load(&inner.name, &kernels, groups, after, checks)?);
         let staged: u64 = inner.inputs.iter().filter_map(|i| i.buffer).map(|b| inner.buffers[b].place.bytes).sum();
         // Each starts at a multiple of 16 bytes.
         gpu.prepare_inputs(staged + self.sizes.bytes)

@@ -7,61 +7,14 @@
 //! writes and write none of those it reads. So every step computes what it did, and offsets and peak stay as they were planned.
 
 use slabwise_cuda::Target;
-use slabwise_kernels::spec::{Access, Body};
 
+use super::dependencies::{Guarded, Touched, touched};
 use crate::backend::{Group, Kernel};
 use crate::error::{Error, Result};
-use crate::program::{Compiled, Place, Step};
+use crate::program::Compiled;
 
 /// Most steps of a group: their arguments are counted in 16 bits.
 const MEMBERS_MAX: usize = 1000;
-
-/// Where a step reads or writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Memory {
-    Slab,
-    Variable(usize),
-    Sizes,
-    /// What was found out of range.
-    Faults,
-}
-
-/// Some bytes, and whether they are written.
-#[derive(Clone, Copy, Debug)]
-struct Touched {
-    memory: Memory,
-    from: u64,
-    to: u64,
-    written: bool,
-}
-
-impl Touched {
-    fn conflicts(&self, other: &Touched) -> bool {
-        (self.written || other.written) && self.memory == other.memory && self.from < other.to && other.from < self.to
-    }
-}
-
-/// What a step touches; `guarded` is whether it looks at what was found out of range.
-fn touched(inner: &Compiled, step: &Step, guarded: bool) -> Vec<Touched> {
-    let slab = |from, to, written| Touched { memory: Memory::Slab, from, to, written };
-    let Some(Kernel::Cuda(spec, _)) = step.kernel() else { return vec![slab(0, u64::MAX, true)] };
-    let mut list = vec![slab(step.workspace.offset, step.workspace.offset + step.workspace.bytes, true)];
-    if guarded || matches!(spec.body, Body::CheckIndex(_)) {
-        list.push(Touched { memory: Memory::Faults, from: 0, to: 1, written: !guarded });
-    }
-    for (place, (_, _, access)) in step.places.iter().zip(spec.arguments()) {
-        let written = access != Access::Read;
-        list.push(match *place {
-            Place::Planned(b) | Place::Slice(b, _) => {
-                let place = inner.buffers[b].place;
-                slab(place.offset, place.offset + place.bytes, written)
-            }
-            Place::Variable(v) => Touched { memory: Memory::Variable(v), from: 0, to: 1, written },
-            Place::Sizes => Touched { memory: Memory::Sizes, from: 0, to: 1, written },
-        });
-    }
-    list
-}
 
 /// The groups of a program's steps.
 pub(super) fn groups(inner: &Compiled, target: Target) -> Result<Vec<Group>> {
@@ -73,13 +26,9 @@ pub(super) fn groups(inner: &Compiled, target: Target) -> Result<Vec<Group>> {
     let bounds = inner.symbols.bounds();
     let specs: Vec<_> =
         inner.steps.iter().map(|step| if let Some(Kernel::Cuda(spec, _)) = step.kernel() { Some(&**spec) } else { None }).collect();
-    let checked = specs.iter().flatten().any(|spec| matches!(spec.body, Body::CheckIndex(_)));
-    let assigns = |step: &Step, spec: &slabwise_kernels::spec::Spec| {
-        let arguments = spec.arguments();
-        step.places.iter().zip(&arguments).any(|(place, (_, _, access))| matches!(place, Place::Variable(_)) && *access != Access::Read)
-    };
-    let guarded = |at: usize| checked && specs[at].is_some_and(|spec| assigns(&inner.steps[at], spec));
-    let all: Vec<Vec<Touched>> = inner.steps.iter().enumerate().map(|(at, step)| touched(inner, step, guarded(at))).collect();
+    let is_guarded = Guarded::of(inner);
+    let guarded = |at: usize| is_guarded.step(&inner.steps[at]);
+    let all: Vec<Vec<Touched>> = inner.steps.iter().map(|step| touched(inner, step, is_guarded)).collect();
     let clear = |a: usize, b: usize| all[a].iter().all(|x| all[b].iter().all(|y| !x.conflicts(y)));
     // Steps of one function, in their order.
     let mut kinds: Vec<(String, Vec<usize>)> = Vec::new();

@@ -193,7 +193,7 @@ impl Params {
         };
         let text = format!(
             "extern \"C\" __global__ void __launch_bounds__({threads}) NAME(const __grid_constant__ Words<{count}> p) {{\n\
-             typedef {signed} idx;\ntypedef {unsigned} uidx;\n{own}{guard}{body}}}\n"
+             typedef {signed} idx;\ntypedef {unsigned} uidx;\nwait_for_earlier_kernels();\n{own}{guard}{body}}}\n"
         );
         Function::new(kind, &indented(&text))
     }

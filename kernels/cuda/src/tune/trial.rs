@@ -211,6 +211,6 @@ impl Runs<'_> {
     fn submit(&self, at: usize) -> Result<(), DriverError> {
         let launch =
             Launch { step: self.first + at, kernel: &self.trial.candidates[at].1, arguments: self.arguments, workspace: self.workspace };
-        self.bench.device.submit(self.program, self.fault, &self.trial.bounds, &launch)
+        self.bench.device.submit(self.program, self.fault, &self.trial.bounds, &launch, None)
     }
 }

@@ -1,0 +1,262 @@
+//! Which steps of a program must run after which, by the bytes that they read and write.
+//!
+//! A recorded run is a graph whose edges are these dependencies: a step waits for those that wrote what it reads or writes, and
+//! for those that read what it writes. Steps that conflict in no byte may run side by side. Offsets stay as planned, so memory
+//! that is used again makes steps wait that no value connects.
+
+use std::collections::{BTreeMap, HashMap};
+
+use slabwise_kernels::spec::{Access, Body};
+
+use crate::backend::{Group, Kernel};
+use crate::program::{Compiled, Place, Step};
+
+/// The most steps that are looked at to find that one dependency follows from another.
+const WALK_MAX: usize = 2000;
+
+/// Where a step reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Memory {
+    Slab,
+    Variable(usize),
+    Sizes,
+    /// What was found out of range.
+    Faults,
+}
+
+/// Some bytes, and whether they are written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Touched {
+    memory: Memory,
+    from: u64,
+    to: u64,
+    written: bool,
+}
+
+impl Touched {
+    pub(super) fn conflicts(&self, other: &Touched) -> bool {
+        let shared = self.from.max(other.from)..self.to.min(other.to);
+        (self.written || other.written) && self.memory == other.memory && !shared.is_empty()
+    }
+}
+
+/// Which steps of a program look at the fault record before they write: where some step looks for indices out of range, those
+/// that assign variables.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Guarded {
+    checked: bool,
+}
+
+impl Guarded {
+    pub fn of(inner: &Compiled) -> Guarded {
+        let checks = |step: &Step| matches!(step.kernel(), Some(Kernel::Cuda(spec, _)) if matches!(spec.body, Body::CheckIndex(_)));
+        Guarded { checked: inner.steps.iter().any(checks) }
+    }
+
+    /// Whether this step does.
+    pub fn step(self, step: &Step) -> bool {
+        let Some(Kernel::Cuda(spec, _)) = step.kernel() else { return false };
+        let assigns = |(place, (_, _, access)): (&Place, &(_, _, Access))| matches!(place, Place::Variable(_)) && *access != Access::Read;
+        self.checked && step.places.iter().zip(&spec.arguments()).any(assigns)
+    }
+}
+
+/// The memory that a step reads and writes.
+pub(super) fn touched(inner: &Compiled, step: &Step, guarded: Guarded) -> Vec<Touched> {
+    let guarded = guarded.step(step);
+    let slab = |from, to, written| Touched { memory: Memory::Slab, from, to, written };
+    let Some(Kernel::Cuda(spec, _)) = step.kernel() else { return vec![slab(0, u64::MAX, true)] };
+    let mut list = vec![slab(step.workspace.offset, step.workspace.offset + step.workspace.bytes, true)];
+    if guarded || matches!(spec.body, Body::CheckIndex(_)) {
+        list.push(Touched { memory: Memory::Faults, from: 0, to: 1, written: !guarded });
+    }
+    for (place, (_, _, access)) in step.places.iter().zip(spec.arguments()) {
+        let written = access != Access::Read;
+        list.push(match *place {
+            Place::Planned(b) | Place::Slice(b, _) => {
+                let place = inner.buffers[b].place;
+                slab(place.offset, place.offset + place.bytes, written)
+            }
+            Place::Variable(v) => Touched { memory: Memory::Variable(v), from: 0, to: 1, written },
+            Place::Sizes => Touched { memory: Memory::Sizes, from: 0, to: 1, written },
+        });
+    }
+    list
+}
+
+/// The launches that each launch of a recorded run waits for, by their numbers in the order of the run; a group of steps is one
+/// launch, at the turn of its last step. `None` if the program copies to or from the host meanwhile: then launches run one after
+/// the other, and the copies beside them.
+pub(super) fn dependencies(inner: &Compiled, groups: &[Group]) -> Option<Vec<Vec<u32>>> {
+    if !inner.copies.is_empty() {
+        return None;
+    }
+    let guarded = Guarded::of(inner);
+    let mut last_of = HashMap::new();
+    for group in groups {
+        let last = *group.members.last()?;
+        last_of.extend(group.members.iter().map(|&member| (member, last)));
+    }
+    let mut waiting: HashMap<usize, Vec<Touched>> = HashMap::new();
+    let mut order = Order::default();
+    for (at, step) in inner.steps.iter().enumerate() {
+        let mut own = touched(inner, step, guarded);
+        match last_of.get(&at) {
+            Some(&last) if last != at => {
+                waiting.entry(last).or_default().append(&mut own);
+                continue;
+            }
+            Some(_) => own.append(&mut waiting.remove(&at).unwrap_or_default()),
+            None => {}
+        }
+        order.push(&own);
+    }
+    Some(order.after)
+}
+
+/// Launches in their order, and which earlier ones each waits for.
+#[derive(Default)]
+struct Order {
+    /// The memory touched so far: by its kind, then by the first byte of a range.
+    memories: HashMap<Memory, BTreeMap<u64, Range>>,
+    after: Vec<Vec<u32>>,
+}
+
+/// Bytes that the same launches touched.
+#[derive(Clone, Debug)]
+struct Range {
+    to: u64,
+    /// The launch that wrote them last.
+    writer: Option<u32>,
+    /// The launches that read them since.
+    readers: Vec<u32>,
+}
+
+impl Order {
+    /// The next launch touches these bytes.
+    fn push(&mut self, touched: &[Touched]) {
+        let at = self.after.len() as u32;
+        let mut waits: Vec<u32> = Vec::new();
+        // Reads first: a launch does not wait for itself.
+        for one in touched.iter().filter(|one| !one.written && one.from < one.to) {
+            self.read(one, at, &mut waits);
+        }
+        for one in touched.iter().filter(|one| one.written && one.from < one.to) {
+            self.write(one, at, &mut waits);
+        }
+        waits.retain(|&earlier| earlier != at);
+        waits.sort_unstable();
+        waits.dedup();
+        self.reduce(&mut waits);
+        self.after.push(waits);
+    }
+
+    /// The ranges that these bytes are: those that reach over an end of theirs are cut there, and what nobody touched is one too.
+    fn cut(&mut self, bytes: &Touched) -> &mut BTreeMap<u64, Range> {
+        let ranges = self.memories.entry(bytes.memory).or_default();
+        for end in [bytes.from, bytes.to] {
+            let over = ranges.range_mut(..end).next_back().filter(|(_, range)| range.to > end);
+            if let Some((_, range)) = over {
+                let rest = range.clone();
+                range.to = end;
+                ranges.insert(end, rest);
+            }
+        }
+        let mut from = bytes.from;
+        let mut gaps = Vec::new();
+        for (&start, range) in ranges.range(bytes.from..bytes.to) {
+            if from < start {
+                gaps.push((from, start));
+            }
+            from = range.to;
+        }
+        if from < bytes.to {
+            gaps.push((from, bytes.to));
+        }
+        ranges.extend(gaps.into_iter().map(|(from, to)| (from, Range { to, writer: None, readers: Vec::new() })));
+        ranges
+    }
+
+    fn read(&mut self, bytes: &Touched, at: u32, waits: &mut Vec<u32>) {
+        for (_, range) in self.cut(bytes).range_mut(bytes.from..bytes.to) {
+            waits.extend(range.writer);
+            if range.readers.last() != Some(&at) {
+                range.readers.push(at);
+            }
+        }
+    }
+
+    fn write(&mut self, bytes: &Touched, at: u32, waits: &mut Vec<u32>) {
+        let ranges = self.cut(bytes);
+        let covered: Vec<u64> = ranges.range(bytes.from..bytes.to).map(|(&from, _)| from).collect();
+        for range in covered.iter().filter_map(|from| ranges.remove(from)) {
+            waits.extend(range.writer.into_iter().chain(range.readers));
+        }
+        ranges.insert(bytes.from, Range { to: bytes.to, writer: Some(at), readers: Vec::new() });
+    }
+
+    /// Leaves out launches that another of them waits for, directly or not, as far as [`WALK_MAX`] steps of looking tell.
+    fn reduce(&self, waits: &mut Vec<u32>) {
+        let Some(&first) = waits.first() else { return };
+        let mut seen = std::collections::HashSet::new();
+        let mut open: Vec<u32> = waits.clone();
+        while let Some(next) = open.pop() {
+            for &earlier in &self.after[next as usize] {
+                if earlier >= first && seen.len() < WALK_MAX && seen.insert(earlier) {
+                    open.push(earlier);
+                }
+            }
+        }
+        waits.retain(|wait| !seen.contains(wait));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Random launches on few bytes: each pair that conflicts is connected, and no other is connected but through pairs that do.
+    #[test]
+    fn launches_wait_for_those_they_conflict_with_and_no_others() {
+        arbtest::arbtest(|u| {
+            let count = u.int_in_range(1..=12usize)?;
+            let mut launches: Vec<Vec<Touched>> = Vec::new();
+            for _ in 0..count {
+                let mut own = Vec::new();
+                for _ in 0..u.int_in_range(0..=3)? {
+                    let from = u.int_in_range(0..=11u64)?;
+                    let to = from + u.int_in_range(0..=4u64)?;
+                    let memory = if u.ratio(1, 4)? { Memory::Variable(1) } else { Memory::Slab };
+                    own.push(Touched { memory, from, to, written: u.arbitrary()? });
+                }
+                launches.push(own);
+            }
+            let mut order = Order::default();
+            launches.iter().for_each(|own| order.push(own));
+            let conflict = |a: usize, b: usize| launches[a].iter().any(|x| launches[b].iter().any(|y| x.conflicts(y)));
+            // By the definition: the transitive closures are the same.
+            let closure = |waits: &dyn Fn(usize, usize) -> bool| {
+                let mut after = vec![vec![false; count]; count];
+                for b in 0..count {
+                    for a in (0..b).rev().filter(|&a| waits(a, b)) {
+                        after[b][a] = true;
+                        for c in 0..a {
+                            after[b][c] |= after[a][c];
+                        }
+                    }
+                }
+                after
+            };
+            let found = closure(&|a, b| order.after[b].contains(&(a as u32)));
+            assert_eq!(found, closure(&conflict), "{launches:?}: {:?}", order.after);
+            // None of the dependencies follows from the others.
+            for (b, waits) in order.after.iter().enumerate() {
+                for &a in waits {
+                    let without = closure(&|x, y| order.after[y].contains(&(x as u32)) && (x, y) != (a as usize, b));
+                    assert!(!without[b][a as usize], "{launches:?}: {:?}", order.after);
+                }
+            }
+            Ok(())
+        });
+    }
+}
