@@ -2,7 +2,24 @@
 
 use std::time::Duration;
 
+use slabwise::CompileOptions;
 use slabwise_planner::brief;
+
+/// How exactly products are computed.
+#[derive(clap::Args)]
+pub struct Rounding {
+    /// On a CUDA device let products and convolutions round f32 operands to tf32, which are up to 2^-11 off, and compute several times
+    /// faster; the CPU does not
+    #[arg(long)]
+    tf32: bool,
+}
+
+impl Rounding {
+    /// The options of a session that rounds so.
+    pub fn options(&self) -> CompileOptions {
+        CompileOptions { tf32: self.tf32, ..CompileOptions::default() }
+    }
+}
 
 /// A length of time as users write it.
 pub fn seconds(text: &str) -> Result<Duration, String> {
