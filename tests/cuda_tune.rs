@@ -269,19 +269,24 @@ fn a_library_that_fails_in_a_run_says_how_to_do_without() {
 fn the_command_line_says_what_computes_each_kernel() {
     let Some(_driver) = installed(1_000) else { return };
     let (driver, functions) = slabwise_cuda::fake::build().expect("it was built before");
-    let said = |autotune: &str, library: &str| {
+    let said_with = |more: &str, autotune: &str, library: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slabwise"));
-        command.args("plan mlp --batch 4 --device cuda:0 --kernels".split(' '));
+        command.args("plan mlp --batch 4 --device cuda:0 --kernels".split(' ')).args(more.split_whitespace());
         command.env("SLABWISE_LIBCUDA", &driver).env("SLABWISE_EMULATED", &functions).env("SLABWISE_PREALLOCATE", "0");
         let output = command.env("SLABWISE_AUTOTUNE", autotune).env("SLABWISE_LIBCUBLASLT", library).output().expect("it starts");
         let [text, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
         if output.status.success() { Ok(text) } else { Err(errors) }
     };
+    let said = |autotune: &str, library: &str| said_with("", autotune, library);
     let library = slabwise_cuda::fake::build_cublaslt().expect("it was built before");
     for (autotune, library) in [("0", library.to_str().expect("a path of text")), ("1", "/nowhere/libcublasLt.so")] {
         let kernels = said(autotune, library).unwrap_or_else(|e| panic!("{e}"));
         assert!(kernels.contains(" gemm_") && kernels.contains(" registers, 0 bytes spilled, "), "{kernels}");
     }
+    let rounded = said_with("--tf32", "0", "/nowhere").unwrap_or_else(|e| panic!("{e}"));
+    assert!(rounded.contains(" gemm_tf32_"), "{rounded}");
+    let halves = said_with("--dtype bf16", "0", "/nowhere").unwrap_or_else(|e| panic!("{e}"));
+    assert!(halves.contains(" gemm_bf16_") && !halves.contains(" gemm_tf32_"), "{halves}");
     let error = said("yes", "/nowhere").expect_err("it is no number");
     assert!(error.contains("SLABWISE_AUTOTUNE is \"yes\"; it is 0 or 1"), "{error}");
 }

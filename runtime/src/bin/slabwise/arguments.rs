@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use slabwise::CompileOptions;
+use slabwise::models::{Model, Network};
+use slabwise::{CompileOptions, Params, Precision};
 use slabwise_planner::brief;
 
 /// How exactly products are computed.
@@ -11,10 +12,18 @@ pub struct Rounding {
     /// On a CUDA device let products and convolutions round f32 operands to tf32, which are up to 2^-11 off, and compute several times
     /// faster; the CPU does not
     #[arg(long)]
-    tf32: bool,
+    pub tf32: bool,
+    /// What matrix products and convolutions multiply, f32 or bf16; weights, gradients, norms and losses stay in f32
+    #[arg(long, value_name = "TYPE", default_value_t)]
+    pub dtype: Precision,
 }
 
 impl Rounding {
+    /// A model whose programs round so.
+    pub fn build(&self, model: Model, params: &Params) -> Network {
+        model.build(params).with_precision(self.dtype)
+    }
+
     /// The options of a session that rounds so.
     pub fn options(&self) -> CompileOptions {
         CompileOptions { tf32: self.tf32, ..CompileOptions::default() }

@@ -154,7 +154,7 @@ fn repeat(session: &mut Session, program: &Program<1>, feed: impl Feed, steps: O
 /// A training step: inputs copied from the host, the loss read.
 fn bench_model(model: Model, args: &Args) -> Result<Value> {
     let params = Params::seeded(0);
-    let network = model.build(&params);
+    let network = args.rounding.build(model, &params);
     let optimizer = args.optimizer.unwrap_or(model.optimizer());
     let mut session = open(args, params)?;
     let start = Instant::now();
@@ -169,7 +169,8 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
         "batch": args.batch,
         "optimizer": optimizer.name(),
         "device": session.device().to_string(),
-        "tf32": args.rounding.options().tf32,
+        "dtype": args.rounding.dtype.to_string(),
+        "tf32": args.rounding.tf32,
         "threads": session.threads(),
         "steps": steps.times.count(),
         "step_ms_median": steps.times.median(),

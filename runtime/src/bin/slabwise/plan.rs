@@ -86,7 +86,7 @@ pub fn run(args: &Args) -> Result<()> {
         return frontier::run(args);
     }
     let params = Params::seeded(0);
-    let network = args.model.build(&params);
+    let network = args.rounding.build(args.model, &params);
     let session = Session::new(args.device, params)?.with_budget(args.budget).with_offload(args.offload);
     let session = session.with_options(args.rounding.options());
     let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
@@ -159,7 +159,7 @@ fn resources(args: &Args) -> Result<Vec<Vec<String>>> {
         return Ok(Vec::new());
     }
     let params = Params::seeded(0);
-    let network = args.model.build(&params);
+    let network = args.rounding.build(args.model, &params);
     let mut session = Session::new(args.device, params)?.with_budget(args.budget).with_options(args.rounding.options());
     let program = network.training(&mut session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
     let all = program.libraries().into_iter().zip(program.resources());
@@ -189,7 +189,7 @@ fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
     }
     let run = || {
         let params = Params::seeded(0);
-        let network = args.model.build(&params);
+        let network = args.rounding.build(args.model, &params);
         let mut session = Session::new(args.device, params)?.with_budget(args.budget).with_options(args.rounding.options());
         let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
         let program = of_batch(args.batch, |batch| network.training(&mut session, batch, optimizer))?;
