@@ -8,7 +8,7 @@ use slabwise::models::{Model, OptimizerKind};
 use slabwise::nn::Linear;
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
-use slabwise::{CompileOptions, Error, RunStats, Tuning};
+use slabwise::{CompileOptions, Error, Precision, RunStats, Tuning};
 use slabwise_cuda::fake::FakeDriver;
 
 const OUT_OF_MEMORY: i32 = 2;
@@ -52,6 +52,34 @@ fn a_perceptron_trains_as_on_the_cpu() {
     assert_close(&got, &expected);
     assert_eq!(driver.get("captures") - recorded, 2);
     assert_eq!(run.peak_slab_bytes, slab, "the planned peak is what kernels are given");
+}
+
+#[test]
+fn mixed_precision_trains_as_on_the_cpu() {
+    let Some(_driver) = FakeDriver::install() else { return };
+    for (model, batch) in [("mlp:inputs=64,hidden1=48,hidden2=32", 8), ("cnn:size=8,width=8,hidden=32", 4)] {
+        let model = Model::parse(model).expect("a model");
+        let train = |device: Device| {
+            let params = Params::seeded(1);
+            let network = model.build(&params).with_precision(Precision::Bf16);
+            let mut session = session(device, params);
+            let program = network.training(&mut session, batch, OptimizerKind::Sgd).expect("it compiles");
+            let losses = (0..3).map(|step| {
+                let (images, labels) = model.batch(batch, step);
+                session.run(&program, (&images, &labels)).expect("a step")[0].item()
+            });
+            let losses: Vec<f32> = losses.collect();
+            (losses, program.resources().into_iter().flatten().map(|used| used.function).collect::<Vec<String>>())
+        };
+        let (expected, _) = train(Device::Cpu);
+        let (got, functions) = train(Device::Cuda(0));
+        // What is rounded to bf16 may fall to the other side where sums differ in their last bit.
+        for (step, (a, b)) in got.iter().zip(&expected).enumerate() {
+            assert!((a - b).abs() <= 1e-3 * b.abs(), "{model}, step {step}: {a} on the device, {b} on the CPU");
+        }
+        let products: Vec<&String> = functions.iter().filter(|name| name.starts_with("gemm_") && !name.starts_with("gemm_parts")).collect();
+        assert!(!products.is_empty() && products.iter().all(|name| name.starts_with("gemm_bf16_")), "{model}: {functions:?}");
+    }
 }
 
 #[test]

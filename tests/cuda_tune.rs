@@ -137,6 +137,67 @@ fn without_timing_the_first_ranked_are_taken() {
     assert_eq!((again.functions, again.weights), (first.functions, first.weights));
 }
 
+/// A float rounded to tf32, as `cvt.rna.tf32` does: to the nearest of 11 significant bits, of two the one farther from zero.
+fn to_tf32(x: f32) -> f32 {
+    f32::from_bits((x.to_bits() + 0x1000) & !0x1fff)
+}
+
+#[test]
+fn with_tf32_operands_are_rounded_and_without_it_none_is() {
+    let Some(driver) = installed(1_000) else { return };
+    driver.forget_picks();
+    let [m, n, k] = [24, 32, 40];
+    let a = Array2::from_shape_fn((m, k), |(i, j)| ((i * 31 + j * 17) as f32 * 0.618).sin());
+    let b = Array2::from_shape_fn((k, n), |(i, j)| ((i * 13 + j * 29) as f32 * 0.414).cos());
+    let product = |device: Device, options: CompileOptions, a: &Array2<f32>, b: &Array2<f32>| {
+        let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
+        let session = Session::new(device, Params::seeded(0)).and_then(|s| s.with_memory(&config)).expect("a session");
+        let mut session = session.with_options(options);
+        let trace = Trace::inference();
+        let (left, right) = (trace.input("a", F32, (m as u32, k as u32)), trace.input("b", F32, (k as u32, n as u32)));
+        let program = session.compile(&trace, [left.matmul(right)]).expect("it compiles");
+        let functions: Vec<String> = program.resources().into_iter().flatten().map(|used| used.function).collect();
+        let [c] = session.run(&program, (a, b)).expect("a run");
+        (c.view::<f32>().expect("f32").iter().copied().collect::<Vec<f32>>(), functions)
+    };
+    let off = |expected: &[f32], got: &[f32]| expected.iter().zip(got).map(|(x, y)| (x - y).abs()).fold(0f32, f32::max);
+    let untuned = CompileOptions { tuning: Tuning::Off, ..CompileOptions::default() };
+    let tf32 = CompileOptions { tf32: true, ..untuned };
+    let (rounded_a, rounded_b) = (a.mapv(to_tf32), b.mapv(to_tf32));
+    let (exact, _) = product(Device::Cpu, tf32, &a, &b);
+    assert_eq!(exact, product(Device::Cpu, untuned, &a, &b).0, "the CPU rounds no operand");
+    let (rounded, _) = product(Device::Cpu, untuned, &rounded_a, &rounded_b);
+    let (got, functions) = product(Device::Cuda(0), tf32, &a, &b);
+    assert!(functions.iter().any(|name| name.starts_with("gemm_tf32_")), "{functions:?}");
+    // 40 products of numbers up to 1, each of whose operands is off by 2^-11 of itself at most.
+    let error = off(&exact, &got);
+    assert!(off(&rounded, &got) < 2e-5 && error > 1e-4 && error < 40.0 * 2f32.powi(-10), "{error}");
+    let (got, functions) = product(Device::Cuda(0), untuned, &a, &b);
+    assert!(!functions.iter().any(|name| name.contains("tf32")), "{functions:?}");
+    assert!(off(&exact, &got) < 2e-5);
+}
+
+#[test]
+fn what_is_picked_for_tf32_is_not_picked_for_f32() {
+    let Some(driver) = installed(100_000_000) else { return };
+    // The library is fast with tf32 alone.
+    driver.cost("cublaslt_21_tf32", 1_000);
+    driver.forget_picks();
+    let tf32 = CompileOptions { tf32: true, ..all() };
+    let expected = train(Device::Cpu, &[24, 9], all()).expect("it trains");
+    let exact = train(Device::Cuda(0), &[24, 9], all()).expect("it trains");
+    assert_close(&exact.losses, &expected.losses);
+    assert!(exact.libraries.iter().all(Option::is_none), "{:?}", exact.libraries);
+    let rounded = train(Device::Cuda(0), &[24, 9], tf32).expect("it trains");
+    assert!(rounded.libraries.iter().flatten().any(|name| name == "cuBLASLt algorithm 21"), "{:?}", rounded.libraries);
+    assert!(rounded.losses.iter().zip(&expected.losses).all(|(a, b)| (a - b).abs() < 5e-3 * b), "{:?}", rounded.losses);
+    // Both picks are known now, and each is taken by its own programs.
+    for (options, first) in [(all(), &exact), (tf32, &rounded)] {
+        let again = train(Device::Cuda(0), &[24, 9], options).expect("it trains");
+        assert_eq!((&again.libraries, &again.functions, &again.weights), (&first.libraries, &first.functions, &first.weights));
+    }
+}
+
 #[test]
 fn workspaces_of_the_library_are_planned_and_a_step_allocates_nothing() {
     let Some(driver) = installed(1_000_000_000) else { return };
@@ -208,19 +269,24 @@ fn a_library_that_fails_in_a_run_says_how_to_do_without() {
 fn the_command_line_says_what_computes_each_kernel() {
     let Some(_driver) = installed(1_000) else { return };
     let (driver, functions) = slabwise_cuda::fake::build().expect("it was built before");
-    let said = |autotune: &str, library: &str| {
+    let said_with = |more: &str, autotune: &str, library: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slabwise"));
-        command.args("plan mlp --batch 4 --device cuda:0 --kernels".split(' '));
+        command.args("plan mlp --batch 4 --device cuda:0 --kernels".split(' ')).args(more.split_whitespace());
         command.env("SLABWISE_LIBCUDA", &driver).env("SLABWISE_EMULATED", &functions).env("SLABWISE_PREALLOCATE", "0");
         let output = command.env("SLABWISE_AUTOTUNE", autotune).env("SLABWISE_LIBCUBLASLT", library).output().expect("it starts");
         let [text, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
         if output.status.success() { Ok(text) } else { Err(errors) }
     };
+    let said = |autotune: &str, library: &str| said_with("", autotune, library);
     let library = slabwise_cuda::fake::build_cublaslt().expect("it was built before");
     for (autotune, library) in [("0", library.to_str().expect("a path of text")), ("1", "/nowhere/libcublasLt.so")] {
         let kernels = said(autotune, library).unwrap_or_else(|e| panic!("{e}"));
         assert!(kernels.contains(" gemm_") && kernels.contains(" registers, 0 bytes spilled, "), "{kernels}");
     }
+    let rounded = said_with("--tf32", "0", "/nowhere").unwrap_or_else(|e| panic!("{e}"));
+    assert!(rounded.contains(" gemm_tf32_"), "{rounded}");
+    let halves = said_with("--dtype bf16", "0", "/nowhere").unwrap_or_else(|e| panic!("{e}"));
+    assert!(halves.contains(" gemm_bf16_") && !halves.contains(" gemm_tf32_"), "{halves}");
     let error = said("yes", "/nowhere").expect_err("it is no number");
     assert!(error.contains("SLABWISE_AUTOTUNE is \"yes\"; it is 0 or 1"), "{error}");
 }

@@ -2,10 +2,11 @@
 
 use half::{bf16, f16};
 use ndarray::{Array1, Array2};
+use slabwise::models::Model;
 use slabwise::optim::Sgd;
 use slabwise::params::{Init, Params};
 use slabwise::prelude::*;
-use slabwise::weights;
+use slabwise::{Precision, weights};
 
 fn rounded(x: &Array2<f32>) -> Array2<f32> {
     x.mapv(|v| bf16::from_f32(v).to_f32())
@@ -117,4 +118,105 @@ fn mixed_types_are_a_mistake() {
     let mut session = Session::new(Device::Cpu, Params::seeded(1)).unwrap();
     let error = session.compile(&trace, [z]).err().unwrap().to_string();
     assert!(error.contains("matmul [2, 3] × [3, 2]: types bf16 and f32 differ; convert one with cast"), "{error}");
+}
+
+/// Losses of some steps of a model, and its weights after them.
+fn trained(model: &str, precision: Precision, batch: usize, steps: u64) -> (Vec<f32>, Vec<f32>) {
+    let (params, model) = (Params::seeded(2), Model::parse(model).unwrap());
+    let network = model.build(&params).with_precision(precision);
+    let mut session = Session::new(Device::Cpu, params).unwrap();
+    let program = network.training(&mut session, batch, model.optimizer()).unwrap();
+    let losses = (0..steps).map(|step| {
+        let (examples, labels) = model.batch(batch, step % 2);
+        session.run(&program, (&examples, &labels)).unwrap()[0].item()
+    });
+    let losses = losses.collect();
+    let names: Vec<String> = session.names().map(String::from).collect();
+    let values = names.iter().map(|name| session.value(name).unwrap());
+    (losses, values.flat_map(|value: ndarray::ArrayD<f32>| value.into_iter().collect::<Vec<f32>>()).collect())
+}
+
+/// Built-in models learn in mixed precision what they learn in f32, and their weights are f32.
+#[test]
+fn models_learn_in_bf16_as_in_f32() {
+    for (model, batch, off) in [
+        ("mlp:inputs=64,hidden1=48,hidden2=32", 16, 5e-4),
+        ("cnn:size=12,width=8,hidden=32", 8, 2e-3),
+        ("gpt:layers=2,width=32,heads=2,length=16,vocabulary=50", 4, 5e-4),
+        ("resnet20:size=16,width=8,blocks1=1,blocks2=1,blocks3=1", 16, 5e-3),
+        ("resnet18:size=64,width=8,classes=10,blocks1=1,blocks2=1,blocks3=1,blocks4=1", 16, 0.03),
+        // Steps of a network this deep take the smallest difference on.
+        ("resnet50:size=96,width=8,classes=10,blocks1=1,blocks2=1,blocks3=1,blocks4=1", 16, 0.1),
+    ] {
+        let (exact, weights) = trained(model, Precision::F32, batch, 12);
+        let (half, halves) = trained(model, Precision::Bf16, batch, 12);
+        assert!(half[11] < half[1], "{model} learns: {half:?}");
+        for (step, (a, b)) in half.iter().zip(&exact).enumerate() {
+            let off = if step == 0 { 1e-3 } else { off };
+            assert!((a - b).abs() <= off * b.abs(), "{model}, step {step}: {a} in bf16, {b} in f32");
+        }
+        assert!(half != exact && weights.len() == halves.len());
+        let kept = halves.iter().filter(|w| bf16::from_f32(**w).to_f32() != **w).count();
+        assert!(kept > halves.len() / 2, "{model}: of {} weights {kept} have more digits than bf16", halves.len());
+    }
+}
+
+/// Operands are rounded, in the backward pass too; sums and gradients are f32, and all else is as it was.
+#[test]
+fn a_precision_rounds_operands_of_products_alone() {
+    let (x, w) = (numbers(6, 5, 1.5), numbers(5, 4, 0.7));
+    let run = |precision: Option<Precision>| {
+        let trace = Trace::inference();
+        let trace = if let Some(precision) = precision { trace.with_precision(precision) } else { trace };
+        let (a, b) = (trace.input("x", F32, (6, 5)), trace.input("w", F32, (5, 4)));
+        let y = a.matmul(b);
+        let weights = y.softmax(1);
+        let loss = (y * 0.3).square().mean();
+        let [da, db] = trace.gradients(loss, [a, b]);
+        assert!([y, weights, loss, da, db].iter().all(|t| t.dtype() == F32));
+        let summed = trace.einsum("ij,jk->ik", &[a, b]);
+        let image = a.reshape((1, 1, 6, 5)).conv2d(b.reshape((1, 1, 5, 4)));
+        let wide = a.reshape((1, 1, 6, 5)).conv_transpose2d(b.reshape((1, 1, 5, 4)), ConvGeometry::default());
+        let mut session = Session::new(Device::Cpu, Params::seeded(1)).unwrap();
+        let program = session.compile(&trace, [y, weights, da, db, summed, image, wide]).unwrap();
+        session.run(&program, (&x, &w)).unwrap().map(|output| output.array::<f32>().unwrap())
+    };
+    let close = |a: &ndarray::ArrayD<f32>, b: &Array2<f32>| a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-6);
+    let [y, weights, da, db, summed, image, wide] = run(Some(Precision::Bf16));
+    let (rx, rw) = (rounded(&x), rounded(&w));
+    let product = rx.dot(&rw);
+    assert!(close(&y, &product) && close(&summed, &product));
+    // d mean((0.3·y)²) / dy, rounded before it is multiplied.
+    let dy = rounded(&product.mapv(|y| 2.0 * 0.3 * 0.3 * y / 24.0));
+    assert!(close(&da, &dy.dot(&rw.t())) && close(&db, &rx.t().dot(&dy)));
+    let most = product.rows().into_iter().map(|row| row.fold(f32::MIN, |a, b| a.max(*b)));
+    let softmax = Array2::from_shape_vec(
+        (6, 4),
+        product
+            .rows()
+            .into_iter()
+            .zip(most)
+            .flat_map(|(row, most)| {
+                let sum: f32 = row.iter().map(|y| (y - most).exp()).sum();
+                row.iter().map(|y| (y - most).exp() / sum).collect::<Vec<f32>>()
+            })
+            .collect(),
+    )
+    .unwrap();
+    assert!(close(&weights, &softmax));
+    let at = |x: &Array2<f32>, w: &Array2<f32>, i: usize| -> f32 {
+        (0..5).flat_map(|r| (0..4).map(move |c| (r, c))).map(|(r, c)| x[[r + i / 2, c + i % 2]] * w[[r, c]]).sum()
+    };
+    assert!((0..4).all(|i| (image.iter().nth(i).unwrap() - at(&rx, &rw, i)).abs() < 1e-5));
+    assert!((wide[[0, 0, 0, 0]] - rx[[0, 0]] * rw[[0, 0]]).abs() < 1e-6);
+    // Off it is as if it were not there.
+    assert_eq!(run(None), run(Some(Precision::F32)));
+    assert!(run(None)[0] != y);
+}
+
+#[test]
+fn precisions_have_names() {
+    assert!(Precision::ALL.iter().all(|p| p.to_string().parse::<Precision>().unwrap() == *p));
+    let said = "f16".parse::<Precision>().unwrap_err().to_string();
+    assert_eq!(said, "unknown precision \"f16\"; it is f32 or bf16");
 }

@@ -84,6 +84,18 @@ impl Target {
         }
     }
 
+    /// The same with products of f32 that round to tf32 or not, where that is faster.
+    pub(crate) fn with_tf32(self, tf32: bool) -> Target {
+        match self {
+            #[cfg(feature = "cuda")]
+            Target::Cuda(target, tuner) => Target::Cuda(slabwise_cuda::Target { tf32, ..target }, tuner),
+            cpu => {
+                let _ = tf32;
+                cpu
+            }
+        }
+    }
+
     /// The same with products timed of this many multiplications and more, or none.
     pub(crate) fn timed_from(self, worth: Option<i64>) -> Target {
         match self {

@@ -20,8 +20,8 @@ use crate::session::Session;
 use crate::shape::{Extent, elements};
 use crate::shapes::Shapes;
 
-/// How programs are compiled. Everything is on by default; results do not depend on it, but for the rounding of sums where
-/// a field says so.
+/// How programs are compiled. Every optimisation that changes no result is on by default; results depend on fields only as far as
+/// these say: by the rounding of sums, or with `tf32` of operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CompileOptions {
     /// Which simplifications.
@@ -46,6 +46,10 @@ pub struct CompileOptions {
     pub ungrouped: bool,
     /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels round sums differently.
     pub tuning: Tuning,
+    /// Let products and convolutions of f32 round their operands to tf32 on a CUDA device, whose tensor cores multiply those several times
+    /// faster: 11 significant bits, so each operand is wrong by up to 2⁻¹¹ of itself (of cuBLASLt's kernels, which may cut digits off, by up
+    /// to 2⁻¹⁰). Sums stay in f32. Off unless asked for; the CPU multiplies in f32 whatever is said here.
+    pub tf32: bool,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after every kernel. Slow.
     pub check_memory: bool,
 }

@@ -187,7 +187,8 @@ impl Session {
     pub(crate) fn target(&self) -> Target {
         let used = self.persistent_bytes().saturating_add(self.slab_bytes());
         let room = self.budget.bytes().map(|bytes| bytes.0.saturating_sub(used));
-        self.memory.target(Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) }, room)
+        let config = Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) };
+        self.memory.target(config, room).with_tf32(self.options.tf32)
     }
 
     /// What a graph's kernels are prepared for. Where lengths have no bound there is a program for each range of them, more than

@@ -4,6 +4,7 @@
 //! whatever is made of that one stays silent; `compile` returns all mistakes together.
 
 mod learn;
+mod precision;
 mod random;
 mod state;
 
@@ -27,6 +28,7 @@ use crate::shape::{Dim, Extent, Shape, Symbols, elements};
 use crate::tensor::{Operand, POISON, Tensor, number};
 
 pub(crate) use learn::names;
+pub use precision::Precision;
 pub(crate) use state::RANDOM;
 pub use state::State;
 
@@ -39,6 +41,7 @@ pub struct Trace {
     training: bool,
     averaged: bool,
     sampling: bool,
+    precision: Precision,
     name: String,
 }
 
@@ -106,7 +109,14 @@ impl Trace {
     /// A program that learns: dropout drops, [`Trace::minimize`] is allowed, and randomness moves on with every step. One that
     /// changes no weight and no state is compiled, with a warning in the log: most likely it lacks its `minimize`.
     pub fn training() -> Self {
-        Trace { building: RefCell::default(), training: true, averaged: false, sampling: false, name: "train".into() }
+        Trace {
+            building: RefCell::default(),
+            training: true,
+            averaged: false,
+            sampling: false,
+            precision: Precision::F32,
+            name: "train".into(),
+        }
     }
 
     /// A program that only computes: dropout is the identity, and random numbers are the same in every run, unless the trace is
@@ -141,6 +151,30 @@ impl Trace {
     pub fn averaged(mut self) -> Self {
         self.averaged = true;
         self
+    }
+
+    /// The same with matrix products and convolutions in this precision, those of the backward pass too: each rounds its operands and sums in
+    /// f32. All else stays in f32: weights, their gradients and optimizer states, norms, softmax, losses. So this is mixed precision, for which
+    /// a model is written as usual. On a CUDA device tensor cores multiply halves many times as fast as other cores multiply f32;
+    /// the CPU gives the same sums but gains nothing.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # use slabwise::Precision;
+    /// let params = Params::seeded(0);
+    /// let weight = params.root().param("weight", (8, 1), Init::Constant(0.5));
+    /// let trace = Trace::inference().with_precision(Precision::Bf16);
+    /// let y = trace.input("x", F32, (4, 8)).matmul(trace.param(&weight));
+    /// assert_eq!(y.dtype(), F32);
+    /// ```
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
+    /// What matrix products and convolutions multiply.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// The same with the name that reports show.

@@ -36,7 +36,7 @@ use crate::program::Program;
 use crate::session::Session;
 use crate::shape::{Dim, Shape};
 use crate::tensor::Tensor;
-use crate::trace::Trace;
+use crate::trace::{Precision, Trace};
 use table::Labelled;
 
 /// A 3×3 window with stride 2 and padding 1.
@@ -187,7 +187,7 @@ impl Model {
     /// Declares the weights.
     pub fn build(self, params: &Params) -> Network {
         let layers = self.sizes().layers(&params.root());
-        Network { model: self, layers }
+        Network { model: self, layers, precision: Precision::F32 }
     }
 
     /// Bytes of a batch of examples and labels.
@@ -250,9 +250,15 @@ pub fn noise(seed: u64) -> impl FnMut() -> f32 {
 pub struct Network {
     model: Model,
     layers: Box<dyn Module>,
+    precision: Precision,
 }
 
 impl Network {
+    /// The same with products and convolutions of its programs in this precision; see [`Trace::with_precision`].
+    pub fn with_precision(self, precision: Precision) -> Network {
+        Network { precision, ..self }
+    }
+
     /// Which model this is.
     pub fn model(&self) -> Model {
         self.model
@@ -264,7 +270,7 @@ impl Network {
     /// # Errors
     /// What [`Session::compile`] refuses.
     pub fn training(&self, session: &mut Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Program<1>> {
-        let (trace, loss) = (Trace::training(), batch.into());
+        let (trace, loss) = (Trace::training().with_precision(self.precision), batch.into());
         let loss = self.loss(&trace, loss);
         optimizer.minimize(&trace, loss);
         session.compile(&trace, [loss])
@@ -275,7 +281,7 @@ impl Network {
     /// # Errors
     /// What [`Session::plan`] refuses.
     pub fn plan_training(&self, session: &Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Plan> {
-        let (trace, loss) = (Trace::training(), batch.into());
+        let (trace, loss) = (Trace::training().with_precision(self.precision), batch.into());
         let loss = self.loss(&trace, loss);
         optimizer.minimize(&trace, loss);
         session.plan(&trace, [loss])
@@ -287,7 +293,7 @@ impl Network {
     /// # Errors
     /// What [`Session::compile`] refuses.
     pub fn inference(&self, session: &mut Session, batch: impl Into<Dim>) -> Result<Program<1>> {
-        let trace = Trace::inference();
+        let trace = Trace::inference().with_precision(self.precision);
         let logits = self.logits(&trace, batch.into());
         session.compile(&trace, [logits])
     }

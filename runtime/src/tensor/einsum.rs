@@ -10,7 +10,7 @@ use super::Tensor;
 use crate::graph::Graph;
 use crate::ops::{Axes, Emit, NodeId};
 use crate::shape::elements;
-use crate::trace::Trace;
+use crate::trace::{Precision, Trace};
 
 /// A tensor with a letter for each axis.
 #[derive(Clone)]
@@ -31,7 +31,7 @@ impl Trace {
             let say = |why: String| format!("einsum \"{equation}\": {why}");
             let (operands, result) = parse(equation).map_err(say)?;
             let operands = label(g, operands, ids).map_err(say)?;
-            contract(g, operands, &result).map_err(say)
+            contract(g, operands, &result, self.precision()).map_err(say)
         })
     }
 }
@@ -93,7 +93,7 @@ fn label(g: &Graph, letters: Vec<Vec<char>>, ids: &[NodeId]) -> Result<Vec<Label
     Ok(letters.into_iter().zip(ids).map(|(letters, &node)| Labelled { node, letters }).collect())
 }
 
-fn contract(g: &mut Graph, operands: Vec<Labelled>, result: &[char]) -> Result<NodeId, String> {
+fn contract(g: &mut Graph, operands: Vec<Labelled>, result: &[char], precision: Precision) -> Result<NodeId, String> {
     let mut rest = operands.into_iter();
     let mut joined = rest.next().ok_or("no operand is named")?;
     while let Some(right) = rest.next() {
@@ -101,7 +101,7 @@ fn contract(g: &mut Graph, operands: Vec<Labelled>, result: &[char]) -> Result<N
         let needed = |c: char| result.contains(&c) || rest.as_slice().iter().any(|o| o.letters.contains(&c));
         let left = joined.sum(g, |c| needed(c) || right.letters.contains(&c));
         let right = right.sum(g, |c| needed(c) || left.letters.contains(&c));
-        joined = product(g, &left, &right, needed)?;
+        joined = product(g, &left, &right, needed, precision)?;
     }
     let joined = joined.sum(g, |c| result.contains(&c));
     Ok(joined.arrange(g, result))
@@ -136,13 +136,20 @@ impl Labelled {
 }
 
 /// The sum over what both have and nothing else needs.
-fn product(g: &mut Graph, left: &Labelled, right: &Labelled, needed: impl Fn(char) -> bool) -> Result<Labelled, String> {
+fn product(
+    g: &mut Graph,
+    left: &Labelled,
+    right: &Labelled,
+    needed: impl Fn(char) -> bool,
+    precision: Precision,
+) -> Result<Labelled, String> {
     let both = |c: &&char| right.letters.contains(c);
     let (shared, rows): (Vec<char>, Vec<char>) = left.letters.iter().partition(both);
     let (batch, inner): (Vec<char>, Vec<char>) = shared.into_iter().partition(|c| needed(*c));
     let columns: Vec<char> = right.letters.iter().copied().filter(|c| !left.letters.contains(c)).collect();
     let a = left.matrices(g, &batch, &rows, &inner)?;
     let b = right.matrices(g, &batch, &inner, &columns)?;
+    let [a, b] = [a, b].map(|id| precision.round(g, id));
     let product = g.matmul(a, b);
     let letters = [batch, rows, columns].concat();
     let length = |c: &char| {

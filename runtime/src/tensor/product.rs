@@ -19,7 +19,11 @@ impl<'t> Tensor<'t> {
     pub fn matmul(self, rhs: impl Operand<'t>) -> Tensor<'t> {
         let at = Location::caller();
         let rhs = rhs.lift(self.trace, DType::F32, at);
-        self.trace.record(at, &[self, rhs], |g, ids| matmul(g, ids[0], ids[1]))
+        let precision = self.trace.precision();
+        self.trace.record(at, &[self, rhs], |g, ids| {
+            let [a, b] = [ids[0], ids[1]].map(|id| precision.round(g, id));
+            matmul(g, a, b)
+        })
     }
 
     /// Convolution of an image `[n, channels, h, w]` with a weight `[out, channels, kh, kw]`, with stride 1 and no padding.
@@ -34,7 +38,11 @@ impl<'t> Tensor<'t> {
     pub fn conv2d_with(self, weight: impl Operand<'t>, geometry: ConvGeometry) -> Tensor<'t> {
         let at = Location::caller();
         let weight = weight.lift(self.trace, DType::F32, at);
-        self.trace.record(at, &[self, weight], |g, ids| checked(g, Op::Conv2d(geometry), ids))
+        let precision = self.trace.precision();
+        self.trace.record(at, &[self, weight], |g, ids| {
+            let rounded = [ids[0], ids[1]].map(|id| precision.round(g, id));
+            checked(g, Op::Conv2d(geometry), &rounded)
+        })
     }
 
     /// The transpose of [`Tensor::conv2d_with`], which is its gradient: an image `[n, in, h, w]` with a weight
@@ -43,8 +51,10 @@ impl<'t> Tensor<'t> {
     pub fn conv_transpose2d(self, weight: impl Operand<'t>, geometry: ConvGeometry) -> Tensor<'t> {
         let at = Location::caller();
         let weight = weight.lift(self.trace, DType::F32, at);
+        let precision = self.trace.precision();
         self.trace.record(at, &[self, weight], |g, ids| {
-            let given = [ids[0], ids[1]].map(|id| Given { dtype: g.dtype(id), dims: g.dims(id) });
+            let ids = [ids[0], ids[1]].map(|id| precision.round(g, id));
+            let given = ids.map(|id| Given { dtype: g.dtype(id), dims: g.dims(id) });
             let (dtype, dims) = transposed_conv(&geometry, given, &g.symbols)?;
             // It is the gradient of the convolution that has this image's shape.
             let result = [Given { dtype: g.dtype(ids[0]), dims: &dims }, Given { dtype: g.dtype(ids[1]), dims: g.dims(ids[1]) }];
@@ -52,7 +62,7 @@ impl<'t> Tensor<'t> {
                 infer(&Op::Conv2d(geometry), &result, (dtype, &dims), &g.symbols).as_ref().map(|(_, dims)| dims),
                 Ok(g.dims(ids[0]))
             );
-            Ok(g.emit(Op::Conv2dInputGrad(geometry), ids, dtype, dims))
+            Ok(g.emit(Op::Conv2dInputGrad(geometry), &ids, dtype, dims))
         })
     }
 

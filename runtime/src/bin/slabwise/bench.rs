@@ -10,6 +10,7 @@ use slabwise::models::{Model, OptimizerKind, noise};
 use slabwise::prelude::F32;
 use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Program, Result, Session, Trace};
 
+use crate::arguments::Rounding;
 use crate::output::{Times, line, pairs};
 use crate::plan::of_batch;
 
@@ -33,6 +34,8 @@ pub struct Args {
     /// sgd, adam or adamw; the model's own unless given
     #[arg(long)]
     optimizer: Option<OptimizerKind>,
+    #[command(flatten)]
+    rounding: Rounding,
     /// Timed steps, as many as fit into three seconds unless given; of compile the compilations of which each stage's fastest time is
     /// told, one unless given
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
@@ -117,6 +120,7 @@ fn show(name: &str, value: &Value) -> String {
 
 fn open(args: &Args, params: Params) -> Result<Session> {
     let session = Session::new(args.device, params)?.with_budget(args.budget).with_offload(args.offload);
+    let session = session.with_options(args.rounding.options());
     Ok(match args.threads {
         Some(threads) => session.with_threads(threads as usize),
         None => session,
@@ -150,7 +154,7 @@ fn repeat(session: &mut Session, program: &Program<1>, feed: impl Feed, steps: O
 /// A training step: inputs copied from the host, the loss read.
 fn bench_model(model: Model, args: &Args) -> Result<Value> {
     let params = Params::seeded(0);
-    let network = model.build(&params);
+    let network = args.rounding.build(model, &params);
     let optimizer = args.optimizer.unwrap_or(model.optimizer());
     let mut session = open(args, params)?;
     let start = Instant::now();
@@ -165,6 +169,8 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
         "batch": args.batch,
         "optimizer": optimizer.name(),
         "device": session.device().to_string(),
+        "dtype": args.rounding.dtype.to_string(),
+        "tf32": args.rounding.tf32,
         "threads": session.threads(),
         "steps": steps.times.count(),
         "step_ms_median": steps.times.median(),

@@ -67,8 +67,9 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn plan(args: &Args, budget: Budget) -> Result<Plan> {
     let params = Params::seeded(0);
-    let network = args.model.build(&params);
+    let network = args.rounding.build(args.model, &params);
     let session = Session::new(args.device, params)?.with_budget(budget).with_offload(args.offload);
+    let session = session.with_options(args.rounding.options());
     let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
     of_batch(args.batch, |batch| network.plan_training(&session, batch, optimizer))
 }

@@ -9,6 +9,7 @@ use slabwise::models::{Model, OptimizerKind};
 use slabwise::shape::Dim;
 use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Plan, Resources, Result, Run, Session};
 
+use crate::arguments::Rounding;
 use crate::frontier;
 use crate::output::{line, save};
 
@@ -33,6 +34,8 @@ pub struct Args {
     /// sgd, adam or adamw; the model's own unless given
     #[arg(long)]
     pub optimizer: Option<OptimizerKind>,
+    #[command(flatten)]
+    pub rounding: Rounding,
     /// Write the plan, or with --frontier the budgets, as a picture
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
@@ -83,8 +86,9 @@ pub fn run(args: &Args) -> Result<()> {
         return frontier::run(args);
     }
     let params = Params::seeded(0);
-    let network = args.model.build(&params);
+    let network = args.rounding.build(args.model, &params);
     let session = Session::new(args.device, params)?.with_budget(args.budget).with_offload(args.offload);
+    let session = session.with_options(args.rounding.options());
     let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
     let plan = of_batch(args.batch, |batch| network.plan_training(&session, batch, optimizer))?;
     if let Some(path) = &args.svg {
@@ -155,8 +159,8 @@ fn resources(args: &Args) -> Result<Vec<Vec<String>>> {
         return Ok(Vec::new());
     }
     let params = Params::seeded(0);
-    let network = args.model.build(&params);
-    let mut session = Session::new(args.device, params)?.with_budget(args.budget);
+    let network = args.rounding.build(args.model, &params);
+    let mut session = Session::new(args.device, params)?.with_budget(args.budget).with_options(args.rounding.options());
     let program = network.training(&mut session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
     let all = program.libraries().into_iter().zip(program.resources());
     Ok(all.map(|(library, functions)| library.into_iter().chain(functions.iter().map(shown)).collect()).collect())
@@ -185,8 +189,8 @@ fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
     }
     let run = || {
         let params = Params::seeded(0);
-        let network = args.model.build(&params);
-        let mut session = Session::new(args.device, params)?.with_budget(args.budget);
+        let network = args.rounding.build(args.model, &params);
+        let mut session = Session::new(args.device, params)?.with_budget(args.budget).with_options(args.rounding.options());
         let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
         let program = of_batch(args.batch, |batch| network.training(&mut session, batch, optimizer))?;
         let (examples, labels) = args.model.batch(args.batch as usize, 1);

@@ -37,7 +37,7 @@ fn compiled(model: Model, args: &Args) -> Result<Compiled> {
 
 fn once(model: Model, args: &Args) -> Result<Vec<CompileStage>> {
     let params = Params::seeded(0);
-    let network = model.build(&params);
+    let network = args.rounding.build(model, &params);
     let mut session = open(args, params)?;
     let optimizer = args.optimizer.unwrap_or(model.optimizer());
     let (mut started, mut program) = (Instant::now(), None);

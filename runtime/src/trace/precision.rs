@@ -1,0 +1,54 @@
+//! What matrix products and convolutions of a trace multiply.
+
+use std::fmt;
+use std::str::FromStr;
+
+use slabwise_kernels::dtype::DType;
+use slabwise_planner::brief;
+
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::ops::{Emit, NodeId};
+
+/// In which type matrix products and convolutions of a trace take their operands: see
+/// [`Trace::with_precision`](crate::Trace::with_precision).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Precision {
+    /// As they are.
+    #[default]
+    F32,
+    /// Operands of f32 are rounded to bf16 first, 8 significant bits, so each is wrong by up to 2⁻⁸ of itself. Its exponents are those of f32:
+    /// gradients need no scaling of the loss.
+    Bf16,
+}
+
+impl Precision {
+    /// All of them.
+    pub const ALL: [Precision; 2] = [Precision::F32, Precision::Bf16];
+
+    /// An operand of a product, rounded as this says.
+    pub(crate) fn round(self, g: &mut Graph, operand: NodeId) -> NodeId {
+        match self {
+            Precision::Bf16 if g.dtype(operand) == DType::F32 => g.cast(operand, DType::BF16),
+            _ => operand,
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        })
+    }
+}
+
+impl FromStr for Precision {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Precision> {
+        let known = Precision::ALL.into_iter().find(|precision| precision.to_string() == text);
+        known.ok_or_else(|| Error::Value(format!("unknown precision {:?}; it is f32 or bf16", brief(text))))
+    }
+}
