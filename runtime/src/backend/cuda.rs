@@ -285,7 +285,14 @@ impl Gpu {
     }
 
     /// Compiles and loads a program's kernels, one for each step, and those of steps that are done together.
-    pub fn load(&mut self, name: &str, kernels: &[&Lowered], groups: Vec<Group>, after: Option<Vec<Vec<u32>>>, checks: Vec<Check>) -> Result<Loaded> {
+    pub fn load(
+        &mut self,
+        name: &str,
+        kernels: &[&Lowered],
+        groups: Vec<Group>,
+        after: Option<Vec<Vec<u32>>>,
+        checks: Vec<Check>,
+    ) -> Result<Loaded> {
         use slabwise_cuda::LoadError;
         self.device.prepare_faults().map_err(|e| self.error(e))?;
         let all: Vec<&Lowered> = kernels.iter().copied().chain(groups.iter().map(|group| &group.kernel)).collect();

@@ -36,6 +36,8 @@ fn sized(size: Size) -> Number {
 struct Point {
     elements: Vec<String>,
     indices: Vec<String>,
+    /// Whether what is read has been loaded before, to the fields of `loaded`.
+    ahead: bool,
 }
 
 impl Point {
@@ -52,16 +54,16 @@ impl Point {
         };
         let elements = spec.operands.iter().map(|o| dot(&o.strides, o.offset)).collect();
         let indices = spec.indices.iter().map(|i| dot(i, Size::ZERO)).collect();
-        Point { elements, indices }
+        Point { elements, indices, ahead: false }
     }
 }
 
 impl Site for Point {
     fn read(&self, k: u16) -> String {
-        format!("a{k}[e{k}]")
+        if self.ahead { format!("loaded.l{k}") } else { self.write(k) }
     }
     fn write(&self, k: u16) -> String {
-        self.read(k)
+        format!("a{k}[e{k}]")
     }
     fn state(&self, k: u16) -> String {
         format!("a{k} + e{k}")
@@ -115,8 +117,8 @@ impl Writer<'_> {
         format!("using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}>;\n")
     }
 
-    /// Declares the coordinates of the point at `batch`, `row` and `column`, and runs the spec's program there on `sum`.
-    fn epilogue(&mut self, code: &Code) -> String {
+    /// Declares the coordinates of the point at `batch`, `row` and `column`.
+    fn point(&mut self) -> (Point, String) {
         let mut text = String::new();
         let mut terms: Vec<Vec<String>> = vec![vec![]; self.spec.dims.len()];
         let sides = [("batch", &self.problem.batch), ("row", &self.problem.rows), ("column", &self.problem.columns)];
@@ -149,7 +151,30 @@ impl Writer<'_> {
         for (k, element) in point.elements.iter().enumerate() {
             text += &format!("const idx e{k} = {element};\n");
         }
-        text + &code.point(&point)
+        (point, text)
+    }
+
+    /// Runs the spec's program on `sum` at the point at `batch`, `row` and `column`.
+    fn epilogue(&mut self, code: &Code) -> String {
+        let (point, coordinates) = self.point();
+        coordinates + &code.point(&point)
+    }
+
+    /// The same in two functions: `load(row, column)` reads what the program reads, so that several points can be on their way at
+    /// once, and `take(row, column, sum, loaded)` does the rest.
+    fn epilogue_ahead(&mut self, code: &Code) -> String {
+        let (mut point, coordinates) = self.point();
+        let loads = code.loads();
+        let fields: String = loads.iter().map(|&k| format!("{} l{k};\n", code.storage(k).ty)).collect();
+        let values: Vec<String> = loads.iter().map(|&k| point.read(k)).collect();
+        point.ahead = true;
+        let program = code.point(&point);
+        format!(
+            "struct Loaded {{\n{fields}}};\n\
+             const auto load = [&](int row, int column) {{\n{coordinates}return Loaded{{{}}};\n}};\n\
+             const auto take = [&](int row, int column, float sum, const Loaded& loaded) {{\n{coordinates}{program}}};\n",
+            values.join(", ")
+        )
     }
 }
 
@@ -226,17 +251,19 @@ pub fn launchables(spec: &Spec, problem: &Problem, plan: &Plan, bounds: &Env, ta
     body += &format!("const Share<{share}, {high}, {wide}> share(p.w);\n");
     body += "const int batch = share.batch;\nconst Left left(p.w, batch);\nconst Right right(p.w, batch);\n";
     // What becomes of each sum.
-    let take = if plan.parts > 1 {
+    if plan.parts > 1 {
         let address = writer.params.address(Word::Workspace(0));
-        format!(
-            "reinterpret_cast<float*>({address})[((share.part * int(p.w[{}]) + batch) * share.rows + row) * share.columns + column] = sum;\n",
+        body += &format!(
+            "struct Loaded {{}};\nconst auto load = [](int, int) {{ return Loaded{{}}; }};\n\
+             const auto take = [&](int row, int column, float sum, const Loaded&) {{\n\
+             reinterpret_cast<float*>({address})[((share.part * int(p.w[{}]) + batch) * share.rows + row) * share.columns + column] = sum;\n}};\n",
             share + 3
-        )
+        );
     } else {
         body += &pointers(&code, &mut writer.params);
-        writer.epilogue(&code)
-    };
-    body += &multiply(&kernel, &views, &take);
+        body += &writer.epilogue_ahead(&code);
+    }
+    body += &multiply(&kernel, &views);
     let bounds_text = format!("{}, {}", kernel.threads(), kernel.blocks());
     let function = writer.params.function(&kernel.name(), bounds_text, &body);
     let blocks = {
@@ -299,9 +326,9 @@ pub fn views(problem: &Problem, elems: [Elem; 2], apart: bool, bounds: &Env) -> 
     ]
 }
 
-/// The statements that compute a block's part of the product and hand every `sum` to `take`.
-fn multiply(kernel: &Kernel, views: &[View; 2], take: &str) -> String {
-    let closure = |parameters: &str| format!("[&]({parameters}) {{\n{take}}}");
+/// The statements that compute a block's part of the product and hand every `sum` to `take`, with what `load` reads.
+fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
+    const TAKE: &str = "take(row, column, sum, load(row, column));\n";
     match kernel {
         Kernel::Registers(_) | Kernel::Tensor(..) => {
             let of = |view: &View| {
@@ -309,11 +336,11 @@ fn multiply(kernel: &Kernel, views: &[View; 2], take: &str) -> String {
                 format!("{}, {vector}", view.by_deep)
             };
             format!(
-                "SHARED_BYTES(float, shared);\n{} tile;\ntile.product<{}, {}>(left, right, share, shared);\ntile.give(share, shared, {});\n",
+                "SHARED_BYTES(float, shared);\n{} tile;\ntile.product<{}, {}>(left, right, share, shared);\n\
+                 tile.give(share, shared, load, take);\n",
                 kernel.source(),
                 of(&views[0]),
-                of(&views[1]),
-                closure("int row, int column, float sum")
+                of(&views[1])
             )
         }
         Kernel::Dots { few, large, turned } | Kernel::Columns { few, each: large, turned } => {
@@ -322,7 +349,7 @@ fn multiply(kernel: &Kernel, views: &[View; 2], take: &str) -> String {
                 true => ("left, right", "share.row", "share.rows, share.columns", "int row, int column, float sum"),
             };
             let view = &views[usize::from(!turned)];
-            let take = closure(parameters);
+            let take = format!("[&]({parameters}) {{\n{TAKE}}}");
             if let Kernel::Dots { .. } = kernel {
                 let vector = if view.by_deep { view.vector } else { 1 };
                 format!(
@@ -345,7 +372,7 @@ fn multiply(kernel: &Kernel, views: &[View; 2], take: &str) -> String {
             let at = if *turned { "row, column" } else { "column, row" };
             format!(
                 "{position}\nif (row >= share.rows || column >= share.columns) return;\n\
-                 const float sum = window_sum<{high}, {wide}>({operands}, {at});\n{take}"
+                 const float sum = window_sum<{high}, {wide}>({operands}, {at});\n{TAKE}"
             )
         }
     }

@@ -1,5 +1,33 @@
 // Products in single precision: every thread keeps a small tile of the result in registers.
 
+/// An element of a tile of the result.
+struct Given {
+    int row, column;
+    float sum;
+};
+
+/// Hands COUNT elements of a tile, of which `element` tells each by its number, to `take`. What `load` reads for a few of a thread's
+/// elements is on its way at once: nothing says that the stores of one are not what another reads, so the compiler could not.
+template <int COUNT, int THREADS, class Element, class Share, class Load, class Take>
+SLABWISE_INLINE void give_slice(Element element, const Share& share, Load load, Take take) {
+    constexpr int AHEAD = 4;
+    static_assert(COUNT % (AHEAD * THREADS) == 0, "every thread has as many elements");
+#pragma unroll 1
+    for (int at = int(threadIdx.x); at < COUNT; at += AHEAD * THREADS) {
+        decltype(load(0, 0)) loaded[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            const Given given = element(at + i * THREADS);
+            if (given.row < share.rows && given.column < share.columns) loaded[i] = load(given.row, given.column);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            const Given given = element(at + i * THREADS);
+            if (given.row < share.rows && given.column < share.columns) take(given.row, given.column, given.sum, loaded[i]);
+        }
+    }
+}
+
 /// ROWS × COLUMNS of the result per block, HIGH × WIDE per thread, DEEP steps at a time, STAGES tiles in shared memory. A warp is 8
 /// threads high and 4 wide; a thread's rows come in groups of 4 with the groups of its 7 neighbours between them, columns likewise,
 /// so that a warp reads runs of neighbours.
@@ -43,11 +71,11 @@ struct RegisterTile {
     static SLABWISE_METHOD int first_row(int thread) { return thread / 32 / WARPS_WIDE * 8 * HIGH + thread % 32 / 4 * 4; }
     static SLABWISE_METHOD int first_column(int thread) { return thread / 32 % WARPS_WIDE * 4 * WIDE + thread % 4 * 4; }
 
-    /// Hands every element of the tile to `take(row, column, sum)`, neighbouring columns to neighbouring threads: through shared
-    /// memory, one row of every thread at a time. The registers move up instead of being indexed, so that `take` stands in the
-    /// code once.
-    template <class Share, class Take>
-    SLABWISE_METHOD void give(const Share& share, float* shared, Take take) {
+    /// Hands every element of the tile to `take(row, column, sum, load(row, column))`, neighbouring columns to neighbouring threads:
+    /// through shared memory, one row of every thread at a time. The registers move up instead of being indexed, so that `take`
+    /// stands in the code only a few times.
+    template <class Share, class Load, class Take>
+    SLABWISE_METHOD void give(const Share& share, float* shared, Load load, Take take) {
         const int thread = int(threadIdx.x), slot = thread / 32 / WARPS_WIDE * 8 + thread % 32 / 4;
 #pragma unroll 1
         for (int i = 0; i < HIGH; ++i) {
@@ -57,13 +85,11 @@ struct RegisterTile {
                 store_vec(shared + slot * LEAD + first_column(thread) + j * 16, four);
             }
             __syncthreads();
-#pragma unroll 2
-            for (int at = thread; at < SLICE * COLUMNS; at += THREADS) {
+            give_slice<SLICE * COLUMNS, THREADS>([&](int at) {
                 const int from = at / COLUMNS, column = at % COLUMNS;
                 const int row = from / 8 * 8 * HIGH + i / 4 * 32 + from % 8 * 4 + i % 4;
-                if (share.row + row < share.rows && share.column + column < share.columns)
-                    take(share.row + row, share.column + column, shared[from * LEAD + column]);
-            }
+                return Given{share.row + row, share.column + column, shared[from * LEAD + column]};
+            }, share, load, take);
             __syncthreads();
 #pragma unroll
             for (int up = 0; up + 1 < HIGH; ++up)

@@ -112,8 +112,8 @@ struct TensorTile {
     static SLABWISE_METHOD int first_column() { return int(threadIdx.x) / 32 % WARPS_WIDE * WIDE; }
 
     /// As `RegisterTile::give`, 16 rows of every warp at a time.
-    template <class Share, class Take>
-    SLABWISE_METHOD void give(const Share& share, float* shared, Take take) {
+    template <class Share, class Load, class Take>
+    SLABWISE_METHOD void give(const Share& share, float* shared, Load load, Take take) {
         const int thread = int(threadIdx.x), lane = thread % 32, slot = first_row() / HIGH * 16 + lane / 4;
 #pragma unroll 1
         for (int i = 0; i < HIGH / 16; ++i) {
@@ -124,12 +124,10 @@ struct TensorTile {
                 store_vec(to + 8 * LEAD, Vec<float, 2>{{sum[0][j][2], sum[0][j][3]}});
             }
             __syncthreads();
-#pragma unroll 2
-            for (int at = thread; at < SLICE * COLUMNS; at += THREADS) {
+            give_slice<SLICE * COLUMNS, THREADS>([&](int at) {
                 const int from = at / COLUMNS, column = at % COLUMNS, row = from / 16 * HIGH + i * 16 + from % 16;
-                if (share.row + row < share.rows && share.column + column < share.columns)
-                    take(share.row + row, share.column + column, shared[from * LEAD + column]);
-            }
+                return Given{share.row + row, share.column + column, shared[from * LEAD + column]};
+            }, share, load, take);
             __syncthreads();
 #pragma unroll
             for (int up = 0; up + 1 < HIGH / 16; ++up)
