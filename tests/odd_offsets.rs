@@ -1,0 +1,47 @@
+//! Slices and paddings whose start has no form as one size: the first element lies at a sum of different products of lengths.
+
+use ndarray::{ArrayD, IxDyn, Slice};
+use slabwise::prelude::*;
+
+fn input(b: usize) -> ArrayD<f32> {
+    let mut next = 0.0;
+    ArrayD::from_shape_simple_fn(IxDyn(&[3, b, 3, b]), || {
+        next += 0.01;
+        next
+    })
+}
+
+fn run(make: impl for<'t> Fn(Tensor<'t>) -> Tensor<'t>, b: usize) -> ArrayD<f32> {
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let trace = Trace::inference();
+    let b_dim = Dim::bounded("b", 4);
+    let x = trace.input("x", F32, [Dim::Fixed(3), b_dim, Dim::Fixed(3), b_dim]);
+    let program = session.compile(&trace, [make(x)]).expect("it compiles");
+    let [y] = session.run(&program, (&input(b),)).expect("a run");
+    y.view::<f32>().expect("f32").to_owned()
+}
+
+#[test]
+fn a_padding_before_two_axes() {
+    for b in [1, 2, 4] {
+        let got = run(|x| x.pad([(1, 0), (0, 0), (2, 1), (0, 0)], 0.5), b);
+        let mut expected = ArrayD::from_elem(IxDyn(&[4, b, 6, b]), 0.5);
+        let mut inner = expected.view_mut();
+        inner.slice_axis_inplace(ndarray::Axis(0), Slice::from(1..));
+        inner.slice_axis_inplace(ndarray::Axis(2), Slice::from(2..5));
+        inner.assign(&input(b));
+        assert_eq!(got, expected, "{b}");
+    }
+}
+
+#[test]
+fn a_slice_of_two_axes() {
+    for b in [1, 2, 4] {
+        let got = run(|x| x.slice(0, 1..).slice(2, 1..).exp(), b);
+        let mut expected = input(b);
+        expected.slice_axis_inplace(ndarray::Axis(0), Slice::from(1..));
+        expected.slice_axis_inplace(ndarray::Axis(2), Slice::from(1..));
+        let expected = expected.mapv(f32::exp);
+        assert!(got.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs()), "{b}");
+    }
+}
