@@ -3,6 +3,8 @@
 mod copies;
 #[cfg(feature = "cuda")]
 mod device;
+#[cfg(feature = "cuda")]
+mod dump;
 mod measure;
 mod outputs;
 mod prefetch;
@@ -47,7 +49,7 @@ use crate::tensor::Tensor;
 use crate::trace::Trace;
 use crate::words;
 
-pub use measure::KernelTime;
+pub use measure::{KernelTime, Roofline};
 
 /// A weight or state of a session.
 pub(crate) struct Variable {

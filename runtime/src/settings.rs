@@ -12,6 +12,8 @@ const THREADS_MAX: usize = 1024;
 pub const GRAPHS: &str = "SLABWISE_CUDA_GRAPHS";
 /// Whether products are timed on a CUDA device.
 pub const AUTOTUNE: &str = "SLABWISE_AUTOTUNE";
+/// The folder that each program's kernels on a CUDA device are written to, to be read: sources, code and launches.
+pub const DUMP: &str = "SLABWISE_DUMP_CUDA";
 /// Variables that are 0 or 1, and 1 unless set.
 pub const SWITCHES: [&str; 2] = [GRAPHS, AUTOTUNE];
 
