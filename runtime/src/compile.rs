@@ -233,5 +233,7 @@ fn debug_verify(graph: &Graph) -> Result<()> {
     Ok(())
 }
 
+#[cfg(all(test, feature = "cuda"))]
+mod spills;
 #[cfg(test)]
 mod tests;

@@ -143,6 +143,13 @@ impl TensorTile {
         tiles.max(slice)
     }
 
+    /// The tile for operands of which a thread moves one element at a time, if it leaves registers for that.
+    pub fn one_by_one(self) -> Option<TensorTile> {
+        let TensorTile { deep_bytes, stages, .. } = self;
+        let (deep_bytes, stages) = if deep_bytes > 64 { (64, stages + 1) } else { (deep_bytes, stages) };
+        (self.high * self.wide < 64 * 64).then_some(TensorTile { deep_bytes, stages, ..self })
+    }
+
     fn source(&self, elem: Elem) -> String {
         let TensorTile { rows, columns, deep_bytes, high, wide, stages, .. } = self;
         format!("TensorTile<{}, {rows}, {columns}, {deep_bytes}, {high}, {wide}, {stages}>", elem.name())
@@ -216,7 +223,7 @@ impl Kernel {
                     4
                 }
             }
-            Kernel::Window { .. } => 6,
+            Kernel::Window { .. } => 5,
         }
     }
 
