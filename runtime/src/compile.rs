@@ -233,7 +233,5 @@ fn debug_verify(graph: &Graph) -> Result<()> {
     Ok(())
 }
 
-#[cfg(all(test, feature = "cuda"))]
-mod spills;
 #[cfg(test)]
 mod tests;
