@@ -156,6 +156,15 @@ impl Kernel {
         }
     }
 
+    /// What it computes.
+    pub(crate) fn spec(&self) -> &Spec {
+        match self {
+            Kernel::Cpu(kernel) => kernel.spec(),
+            #[cfg(feature = "cuda")]
+            Kernel::Cuda(spec, _) => spec,
+        }
+    }
+
     /// The kernel as the CPU runs it, if it is one of its.
     pub(crate) fn cpu(&self) -> Option<&cpu::Kernel> {
         match self {
@@ -513,6 +522,36 @@ impl Backend {
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => gpu.configure(config),
+        }
+    }
+
+    /// Begins to note moments by the device's own clock, if it has one.
+    pub fn begin_marks(&mut self) -> bool {
+        match self {
+            Backend::Cpu(_) => false,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => {
+                gpu.device.begin_marks();
+                true
+            }
+        }
+    }
+
+    /// Notes the moment at which all is done that was asked for, where that is by the device's clock.
+    pub fn mark(&mut self) -> Result<()> {
+        match self {
+            Backend::Cpu(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.mark(),
+        }
+    }
+
+    /// Seconds from the first moment noted to each. Waits for the last.
+    pub fn marks(&self) -> Result<Vec<f64>> {
+        match self {
+            Backend::Cpu(_) => Ok(Vec::new()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.marks(),
         }
     }
 

@@ -49,7 +49,7 @@ pub use params::{Init, Param, Params, Scope};
 pub use passes::{Fuse, Simplify};
 pub use plan::{Again, CompileStage, FoundBuffer, InSlices, Persistent, Plan, Sent};
 pub use program::Program;
-pub use session::{KernelTime, RunStats, Session};
+pub use session::{KernelTime, Roofline, RunStats, Session};
 pub use shape::{Dim, Shape};
 pub use shapes::{PlanCounts, Ranges, Shapes};
 pub use slabwise_kernels::cpu::Isa;

@@ -4,6 +4,8 @@ mod copies;
 #[cfg(feature = "cuda")]
 mod dependencies;
 mod device;
+#[cfg(feature = "cuda")]
+mod dump;
 mod measure;
 mod outputs;
 mod prefetch;
@@ -48,7 +50,7 @@ use crate::tensor::Tensor;
 use crate::trace::Trace;
 use crate::words;
 
-pub use measure::KernelTime;
+pub use measure::{KernelTime, Roofline};
 
 /// A weight or state of a session.
 pub(crate) struct Variable {

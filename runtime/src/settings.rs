@@ -16,6 +16,8 @@ pub const BRANCHES: &str = "SLABWISE_CUDA_BRANCHES";
 pub const EARLY_LAUNCH: &str = "SLABWISE_CUDA_EARLY_LAUNCH";
 /// Whether products are timed on a CUDA device.
 pub const AUTOTUNE: &str = "SLABWISE_AUTOTUNE";
+/// The folder that each program's kernels on a CUDA device are written to, to be read: sources, code and launches.
+pub const DUMP: &str = "SLABWISE_DUMP_CUDA";
 /// Variables that are 0 or 1, and 1 unless set.
 pub const SWITCHES: [&str; 4] = [GRAPHS, BRANCHES, EARLY_LAUNCH, AUTOTUNE];
 

@@ -8,7 +8,7 @@ use crate::ahead::Ring;
 use crate::arenas::Arena;
 use crate::copies::Ways;
 use crate::cublaslt::{Handle, LibraryError};
-use crate::driver::{self, Context, DriverError, Pinned, Properties, Stream};
+use crate::driver::{self, Context, DriverError, Marks, Pinned, Properties, Stream};
 use crate::nvrtc;
 use crate::space::{Limits, Space, Usage};
 use crate::staging::Staging;
@@ -93,6 +93,8 @@ pub struct Device {
     /// Once copies to the host were prepared for.
     pub(crate) ways: Option<Ways>,
     pub(crate) arenas: Vec<Option<Arena>>,
+    /// For profiles.
+    pub(crate) marks: Marks,
     fault: u64,
     seen: Pinned,
     lost: OnceLock<String>,
@@ -138,6 +140,7 @@ impl Device {
             rings: Vec::new(),
             ways: None,
             arenas: Vec::new(),
+            marks: Marks::default(),
             fault: 0,
             seen,
             lost: OnceLock::new(),

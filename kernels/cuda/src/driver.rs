@@ -8,6 +8,7 @@ mod clock;
 mod edges;
 mod module;
 mod range;
+mod rates;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};
@@ -16,10 +17,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{self, CUresult};
 
-pub(crate) use clock::Clock;
+pub(crate) use clock::{Clock, Marks};
 pub(crate) use edges::{Edges, Node, Recording};
 pub(crate) use module::{Function, Module};
 pub(crate) use range::{AddressRange, Physical, page_bytes};
+pub use rates::{Rates, rates};
 
 use crate::cublaslt::LibraryError;
 use crate::libraries::{Library, Missing};

@@ -20,6 +20,7 @@ mod gemm;
 pub mod libraries;
 mod lower;
 pub mod nvrtc;
+mod observe;
 mod pages;
 mod program;
 mod source;

@@ -266,6 +266,15 @@ impl Gpu {
         self.device.set_landing(bytes).map_err(|e| self.error(e))
     }
 
+    pub fn mark(&mut self) -> Result<()> {
+        let marked = self.device.mark();
+        marked.map_err(|e| self.error(e))
+    }
+
+    pub fn marks(&self) -> Result<Vec<f64>> {
+        self.device.marks().map_err(|e| self.error(e))
+    }
+
     pub fn begin_inputs(&mut self) -> Result<()> {
         self.faults()?;
         if std::mem::replace(&mut self.placing, true) {

@@ -1,5 +1,8 @@
 //! How the work of compiling grows with the program: counted, not timed.
 
+#[cfg(feature = "cuda")]
+mod spills;
+
 use slabwise_kernels::dtype::DType::F32;
 
 use crate::graph::LOOKS;

@@ -270,9 +270,8 @@ impl Network {
     /// # Errors
     /// What [`Session::compile`] refuses.
     pub fn training(&self, session: &mut Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Program<1>> {
-        let (trace, loss) = (Trace::training().with_precision(self.precision), batch.into());
-        let loss = self.loss(&trace, loss);
-        optimizer.minimize(&trace, loss);
+        let trace = Trace::training().with_precision(self.precision);
+        let loss = self.step(&trace, batch.into(), optimizer);
         session.compile(&trace, [loss])
     }
 
@@ -281,9 +280,8 @@ impl Network {
     /// # Errors
     /// What [`Session::plan`] refuses.
     pub fn plan_training(&self, session: &Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Plan> {
-        let (trace, loss) = (Trace::training().with_precision(self.precision), batch.into());
-        let loss = self.loss(&trace, loss);
-        optimizer.minimize(&trace, loss);
+        let trace = Trace::training().with_precision(self.precision);
+        let loss = self.step(&trace, batch.into(), optimizer);
         session.plan(&trace, [loss])
     }
 
@@ -301,6 +299,13 @@ impl Network {
     fn logits<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {
         let (name, dtype) = if self.model.reads_tokens() { ("tokens", I32) } else { ("images", F32) };
         trace.input(name, dtype, shape(batch, &self.model.example())).apply(&*self.layers)
+    }
+
+    /// Writes a training step down; its loss.
+    pub(crate) fn step<'t>(&self, trace: &'t Trace, batch: Dim, optimizer: OptimizerKind) -> Tensor<'t> {
+        let loss = self.loss(trace, batch);
+        optimizer.minimize(trace, loss);
+        loss
     }
 
     fn loss<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {

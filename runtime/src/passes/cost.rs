@@ -31,12 +31,7 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
     let per_point = match &spec.body {
         Body::Loop | Body::CheckIndex(_) => 0,
         Body::Matmul(m) => 2 * (at(&m.k) + PER_SUM),
-        Body::Conv2d(c) => {
-            // Every product joins an image, a weight and a result; the space of the kernel is one of them.
-            let products = [at(&c.n), at(&c.co), at(&c.ohw[0]), at(&c.ohw[1]), at(&c.ci), c.k[0] as u64, c.k[1] as u64];
-            let all = products.iter().fold(1, |n: u64, &m| n.saturating_mul(m)) / c.groups.max(1) as u64;
-            2 * PER_CONVOLVED * (all / points.max(1) + PER_SUM)
-        }
+        Body::Conv2d(c) => 2 * PER_CONVOLVED * (convolved(c, sizes) / points.max(1) + PER_SUM),
         Body::Pool2d(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Pool2dGrad(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Gather(_) | Body::ScatterAdd(_) => PER_INSTRUCTION,
@@ -51,14 +46,39 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         _ => 0,
     };
     let arithmetic = points.saturating_mul(per_point).saturating_add(code(spec, sizes)).saturating_add(prologue);
-    let moved = spec.arguments().iter().fold(0u64, |sum, (operand, dims, _)| {
+    // The sum of all kernels' times has to fit as well.
+    arithmetic.max(moved(spec, sizes).saturating_mul(PER_BYTE)).clamp(1, 1 << 50)
+}
+
+/// Bytes that a kernel reads and writes, each once.
+pub(crate) fn moved(spec: &Spec, sizes: &Env) -> u64 {
+    spec.arguments().iter().fold(0u64, |sum, (operand, dims, _)| {
         // What is repeated along an axis is moved once.
         let own = dims.iter().zip(&operand.strides).filter(|(_, stride)| stride.at(sizes) != 0);
-        let elements = own.map(|(d, _)| at(d)).fold(1, u64::saturating_mul);
+        let elements = own.map(|(d, _)| d.at(sizes).max(0) as u64).fold(1, u64::saturating_mul);
         sum.saturating_add(elements.saturating_mul(operand.dtype.bytes() as u64))
-    });
-    // The sum of all kernels' times has to fit as well.
-    arithmetic.max(moved.saturating_mul(PER_BYTE)).clamp(1, 1 << 50)
+    })
+}
+
+/// Multiplications of a convolution, those of padding too: each joins an image, a weight and a result, and the space of the kernel is
+/// one of these.
+fn convolved(c: &Conv2d, sizes: &Env) -> u64 {
+    let at = |size: &Size| size.at(sizes).max(0) as u64;
+    let products = [at(&c.n), at(&c.co), at(&c.ohw[0]), at(&c.ohw[1]), at(&c.ci), c.k[0] as u64, c.k[1] as u64];
+    products.iter().fold(1, |n: u64, &m| n.saturating_mul(m)) / c.groups.max(1) as u64
+}
+
+/// Arithmetic operations of a kernel: of its product, where a multiplication and the addition of what it gives are two, and of its code, one for
+/// each instruction at each point.
+pub(crate) fn operations(spec: &Spec, sizes: &Env) -> [u64; 2] {
+    let points = spec.dims.iter().map(|d| d.at(sizes).max(0) as u64).fold(1, u64::saturating_mul);
+    let product = match &spec.body {
+        Body::Matmul(m) => points.saturating_mul(m.k.at(sizes).max(0) as u64),
+        Body::Conv2d(c) => convolved(c, sizes),
+        _ => 0,
+    };
+    let counted = spec.code.iter().filter(|inst| work(inst) > 0).count() as u64;
+    [product.saturating_mul(2), points.saturating_mul(counted)]
 }
 
 /// The time of a kernel's code. What is folded is computed once for all the points that it is folded over.

@@ -22,7 +22,7 @@ mod update;
 mod workspaces;
 
 pub(crate) use alias::alias;
-pub(crate) use cost::UNITS_PER_SECOND;
+pub(crate) use cost::{UNITS_PER_SECOND, moved, operations};
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
 pub use layout::legalise;
 pub use lower::{Arg, Task, lower};

@@ -1,17 +1,20 @@
 //! Runs on a CUDA device: a program's kernels loaded once, runs whose sizes come again recorded as graphs and done again.
 
+use std::path::Path;
+
 use slabwise_cuda::Lowered;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Operand};
 use smallvec::SmallVec;
 
-use super::Session;
 use super::dependencies::dependencies;
 use super::together::groups;
+use super::{Session, dump};
 use crate::backend::{Backend, Check, Kernel, Recorded};
 use crate::error::{Error, Mistake, Result};
 use crate::program::{Compiled, Place, Work};
+use crate::settings;
 
 impl Session {
     /// Compiles and loads a program's kernels, and makes room for its inputs on their way, if this session's device wants that.
@@ -46,6 +49,9 @@ impl Session {
                 let of = inner.indices_of(at).to_string();
                 checks.push(Check { mistake, step: at as u32, of, kind: step.checks(), limit: check.limit, input });
             }
+        }
+        if let Some(folder) = settings::variable(settings::DUMP) {
+            dump::write(Path::new(&folder), gpu, inner, &groups)?;
         }
         let after = if gpu.overlap.branches { dependencies(inner, &groups) } else { None };
         inner.loaded = Some(gpu.load(&inner.name, &kernels, groups, after, checks)?);

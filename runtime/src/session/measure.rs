@@ -4,12 +4,17 @@ use std::panic::Location;
 use std::time::Instant;
 
 use slabwise_kernels::memory::Region;
+use slabwise_kernels::spec::{Body, Spec};
 use slabwise_planner::report::{Handed, Run, RunStep};
 use slabwise_planner::{BufferId, Holder};
 
 use super::Session;
+use crate::backend::{Backend, Kernel};
+#[cfg(feature = "cuda")]
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::Feed;
+use crate::passes::{moved, operations};
 use crate::program::{Compiled, Program, Step};
 
 /// What a kernel took.
@@ -19,8 +24,74 @@ pub struct KernelTime {
     pub name: String,
     /// The user's line that it computes.
     pub location: &'static Location<'static>,
-    /// Seconds.
+    /// Seconds, the least of all runs: on a CUDA device by its own clock, between events before and after the kernel; one that is done before the
+    /// next is launched shows the time of a launch.
     pub seconds: f64,
+    /// Arithmetic operations: of products a multiplication and an addition each, of other code one for each instruction of each element.
+    pub flops: u64,
+    /// Bytes of operands and results, each moved once.
+    pub bytes: u64,
+    /// The least seconds that the device could take by its [roofline](Session::roofline), where that is known.
+    pub least_seconds: Option<f64>,
+}
+
+/// When the steps of a run began and ended: by the device's clock, where it has one, else by the host's.
+pub(super) struct StepClock {
+    began: Instant,
+    on_device: bool,
+    /// Seconds from the start to the beginning and the end of each step.
+    host: Vec<f64>,
+}
+
+impl StepClock {
+    pub fn start(memory: &mut Backend) -> StepClock {
+        StepClock { on_device: memory.begin_marks(), began: Instant::now(), host: Vec::new() }
+    }
+
+    /// Notes that a step begins or ends.
+    pub fn mark(&mut self, memory: &mut Backend) -> Result<()> {
+        if self.on_device {
+            return memory.mark();
+        }
+        self.host.push(self.began.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// When each step began and ended, in seconds from the start.
+    fn steps(&self, memory: &Backend) -> Result<Vec<[f64; 2]>> {
+        let marks = if self.on_device { memory.marks()? } else { self.host.clone() };
+        Ok(marks.chunks_exact(2).map(|pair| [pair[0], pair[1]]).collect())
+    }
+}
+
+/// The most that a device can do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Roofline {
+    /// Operations in a second: of products of f32, or of tf32 where [that is asked for](crate::CompileOptions::tf32); of products of halves;
+    /// of all other code.
+    pub flops: [f64; 3],
+    /// Bytes from or to memory in a second.
+    pub bytes: f64,
+    /// Where the numbers come from.
+    pub source: String,
+}
+
+impl Roofline {
+    /// The least time of so many operations of a product, of halves or not, and of its code, and of so many bytes.
+    fn least_seconds(&self, [product, code]: [u64; 2], halves: bool, bytes: u64) -> f64 {
+        let [exact, half, rest] = self.flops;
+        let computing = product as f64 / if halves { half } else { exact } + code as f64 / rest;
+        computing.max(bytes as f64 / self.bytes)
+    }
+}
+
+/// Whether a spec is a product of halves.
+fn multiplies_halves(spec: &Spec) -> bool {
+    match &spec.body {
+        Body::Matmul(m) => m.a.dtype.is_half(),
+        Body::Conv2d(c) => c.a.dtype.is_half(),
+        _ => false,
+    }
 }
 
 /// What is written down of a run, while it runs.
@@ -31,9 +102,7 @@ pub(super) struct Recording {
 
 impl Recording {
     /// Writes down what a kernel was handed, once it has run.
-    pub(super) fn note(&mut self, inner: &Compiled, at: usize, args: &[Region], workspace: Region, slab: Region, started: Instant) {
-        let took = started.elapsed();
-        let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    pub(super) fn note(&mut self, inner: &Compiled, at: usize, args: &[Region], workspace: Region, slab: Region) {
         let seen = |holder: Holder, region: Region| {
             let inside = region.arena == slab.arena && region.offset >= slab.offset;
             Handed { holder, offset: inside.then(|| region.offset - slab.offset), bytes: region.bytes }
@@ -45,11 +114,32 @@ impl Recording {
         });
         let own = seen(Holder::Workspace(inner.plan.offsets().order[at]), workspace);
         let handed = planned.chain((workspace.bytes > 0).then_some(own)).collect();
-        self.run.steps.push(RunStep { start_ns: ns(started.duration_since(self.began)), ns: ns(took), handed });
+        self.run.steps.push(RunStep { start_ns: 0, ns: 0, handed });
+    }
+
+    /// Writes down when its steps ran.
+    fn time(&mut self, clock: &StepClock, steps: &[[f64; 2]]) {
+        let before = clock.began.saturating_duration_since(self.began).as_secs_f64();
+        let ns = |seconds: f64| (1e9 * seconds).round() as u64;
+        for (step, [began, ended]) in self.run.steps.iter_mut().zip(steps) {
+            (step.start_ns, step.ns) = (ns(before + began), ns(ended - began));
+        }
     }
 }
 
 impl Session {
+    /// Gives the times of a run's steps to who asked for them.
+    pub(super) fn note_times(&mut self, clock: &StepClock) -> Result<()> {
+        let steps = clock.steps(&self.memory)?;
+        if let Some(recording) = &mut self.recording {
+            recording.time(clock, &steps);
+        }
+        for (fastest, [began, ended]) in self.profile.iter_mut().flatten().zip(&steps) {
+            *fastest = fastest.min(ended - began);
+        }
+        Ok(())
+    }
+
     /// Waits until all runs are done that were asked for. On the CPU they always are.
     ///
     /// # Errors
@@ -82,8 +172,30 @@ impl Session {
         self.profile = Some(vec![f64::INFINITY; inner.steps.len()]);
         let result = (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
         let fastest = self.profile.take().unwrap_or_default();
-        let time = |(step, seconds): (&Step, f64)| KernelTime { name: step.name.clone(), location: step.origin.location, seconds };
-        result.map(|()| inner.steps.iter().zip(fastest).map(time).collect())
+        result?;
+        let (roofline, sizes) = (self.roofline(), inner.sizes(&feed)?);
+        let time = |(step, seconds): (&Step, f64)| {
+            let spec = step.kernel().map(Kernel::spec);
+            let [product, code] = spec.map_or([0; 2], |spec| operations(spec, &sizes));
+            let bytes = spec.map_or(0, |spec| moved(spec, &sizes));
+            let half = spec.is_some_and(multiplies_halves);
+            let least_seconds = roofline.as_ref().map(|roofline| roofline.least_seconds([product, code], half, bytes));
+            let (name, location, flops) = (step.name.clone(), step.origin.location, product.saturating_add(code));
+            KernelTime { name, location, seconds, flops, bytes, least_seconds }
+        };
+        Ok(inner.steps.iter().zip(fastest).map(time).collect())
+    }
+
+    /// The most that the device can do, by its attributes; `None` of the CPU, and where the driver does not say.
+    pub fn roofline(&self) -> Option<Roofline> {
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(ordinal) = self.device {
+            let rates = slabwise_cuda::driver::rates(ordinal).ok()??;
+            let product = if self.options.tf32 { rates.tf32 } else { rates.f32 };
+            let of = [product, rates.half, rates.f32];
+            return Some(Roofline { flops: of, bytes: rates.bytes, source: rates.to_string() });
+        }
+        None
     }
 
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte

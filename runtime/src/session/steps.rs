@@ -1,12 +1,11 @@
 //! The steps of a planned program, one after the other.
 
-use std::time::Instant;
-
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::MAX_ARGUMENTS;
 use smallvec::SmallVec;
 
+use super::measure::StepClock;
 use super::{RunStats, Session};
 use crate::error::{Error, Result};
 use crate::program::{Compiled, Place, Work};
@@ -45,6 +44,8 @@ impl Session {
     /// Runs the steps on buffers that lie where `place` says; the end of the highest byte of the slab in use.
     fn run_kernels(&mut self, inner: &Compiled, slab: Region, env: &mut Env, place: &dyn Fn(usize) -> Region) -> Result<u64> {
         let mut peak = 0;
+        let timed = self.profile.is_some() || self.recording.is_some();
+        let mut clock = timed.then(|| StepClock::start(&mut self.memory));
         self.tickets.clear();
         if inner.guard > 0 {
             crate::checks::begin(self, inner, slab)?;
@@ -64,7 +65,7 @@ impl Session {
                 })
                 .collect::<Result<_>>()?;
             peak = peak.max(step.slab_end(inner));
-            let started = (self.profile.is_some() || self.recording.is_some()).then(Instant::now);
+            clock.as_mut().map_or(Ok(()), |clock| clock.mark(&mut self.memory))?;
             match &step.work {
                 Work::Run(kernel) => {
                     let done = self.memory.run(inner.loaded.as_ref(), (at, kernel, step.slice), &args, &workspace, env, &self.team)?;
@@ -74,21 +75,19 @@ impl Session {
                 Work::Start(copy) => self.start_copy(inner, *copy, env, place)?,
                 Work::Finish(copy) => self.finish_copy(*copy)?,
             }
-            if started.is_some() {
-                self.memory.settle()?;
-            }
-            if let (Some(started), Some(recording)) = (started, &mut self.recording) {
-                recording.note(inner, at, &args, workspace, slab, started);
+            clock.as_mut().map_or(Ok(()), |clock| clock.mark(&mut self.memory))?;
+            if let Some(recording) = &mut self.recording {
+                recording.note(inner, at, &args, workspace, slab);
             }
             self.end_found(inner, at)?;
-            if let (Some(started), Some(profile)) = (started, &mut self.profile) {
-                profile[at] = profile[at].min(started.elapsed().as_secs_f64());
-            }
             if inner.guard > 0 {
                 crate::checks::after(self, inner, slab, at)?;
             }
         }
         self.memory.end_run(inner.loaded.as_ref())?;
+        if let Some(clock) = clock {
+            self.note_times(&clock)?;
+        }
         Ok(peak)
     }
 }

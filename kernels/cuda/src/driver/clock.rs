@@ -1,4 +1,4 @@
-//! How long a stream is at work: two events, one before and one after.
+//! How long a stream is at work: events before, after and between.
 
 use std::ptr::null_mut;
 
@@ -24,11 +24,38 @@ impl Clock {
         work()?;
         self.after.record(stream)?;
         self.after.synchronize()?;
-        let mut milliseconds = 0f32;
-        let elapsed = elapsed_time()?;
-        // SAFETY: both events live and have been reached, and the pointer is valid for writing.
-        check("cuEventElapsedTime", unsafe { elapsed(&mut milliseconds, self.before.0, self.after.0) })?;
-        Ok(f64::from(milliseconds))
+        self.after.since(&self.before)
+    }
+}
+
+/// Moments in a stream's work, one after the other. Its context is current and outlives it.
+#[derive(Debug, Default)]
+pub(crate) struct Marks {
+    events: Vec<Event>,
+    noted: usize,
+}
+
+impl Marks {
+    /// Forgets what was noted.
+    pub fn begin(&mut self) {
+        self.noted = 0;
+    }
+
+    /// Notes the moment at which all is done that the stream was asked for until now.
+    pub fn mark(&mut self, stream: &Stream) -> Result<()> {
+        if self.noted == self.events.len() {
+            self.events.push(Event::timed()?);
+        }
+        self.events[self.noted].record(stream)?;
+        self.noted += 1;
+        Ok(())
+    }
+
+    /// Seconds from the first moment to each. Waits for the last.
+    pub fn seconds(&self) -> Result<Vec<f64>> {
+        let noted = &self.events[..self.noted];
+        noted.last().map_or(Ok(()), Event::synchronize)?;
+        noted.iter().map(|event| Ok(event.since(&noted[0])? / 1e3)).collect()
     }
 }
 
@@ -48,6 +75,15 @@ fn elapsed_time() -> Result<ElapsedTime> {
 }
 
 impl Event {
+    /// Milliseconds between two events that have been reached.
+    fn since(&self, before: &Event) -> Result<f64> {
+        let mut milliseconds = 0f32;
+        let elapsed = elapsed_time()?;
+        // SAFETY: both events live and have been reached, and the pointer is valid for writing.
+        check("cuEventElapsedTime", unsafe { elapsed(&mut milliseconds, before.0, self.0) })?;
+        Ok(f64::from(milliseconds))
+    }
+
     /// An event that knows when it was reached.
     fn timed() -> Result<Event> {
         let mut raw = null_mut();

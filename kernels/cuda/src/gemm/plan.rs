@@ -69,7 +69,12 @@ impl Choice<'_> {
         let [left, right] = self.elems;
         let mut list = Vec::new();
         if left == right && (left != Elem::F32 || self.target.tf32) {
-            list.extend(TENSOR_TILES.map(|t| Kernel::Tensor(t, left)));
+            // Halves that come one by one wait in registers while a tile is multiplied, and with them the places that they are taken from: the
+            // largest tiles leave too few for that, and the smallest takes half as many at a time.
+            let one_by_one = left != Elem::F32 && self.views.iter().any(|v| v.vector == 1);
+            let places = self.views.map(|v| v.vector == 1 && v.by_deep);
+            let tiles = TENSOR_TILES.into_iter().filter_map(|t| if one_by_one { t.one_by_one(places) } else { Some(t) });
+            list.extend(tiles.map(|t| Kernel::Tensor(t, left)));
         } else {
             // Positions in an image take registers: of the largest tile only one block fits beside them without spills.
             let windowed = self.views.iter().any(|v| v.window.is_some());

@@ -53,8 +53,10 @@ struct RegisterTile {
             for (int j = 0; j < WIDE; ++j) sum[i][j] = 0.0f;
         walk<STAGES, DEEP>(left, right, shared, shared + STAGES * LeftTile::SIZE, LeftTile::SIZE, RightTile::SIZE, share.deep, share.end,
                            [&](const float* x, const float* y) {
-            // Four steps at a time: with more, more fragments are read ahead than there are registers.
-#pragma unroll 4
+            // Four steps at a time: with more, more fragments are read ahead than there are registers. Of a large tile whose elements come one
+            // by one along the contracted axis two, since the places that they are taken from wait in registers too.
+            constexpr int AT_ONCE = LEFT_BY_DEEP && LEFT_V == 1 && THREADS == 256 ? 2 : 4;
+#pragma unroll AT_ONCE
             for (int k = 0; k < DEEP; ++k) {
                 Vec<float, 4> down[HIGH / 4], across[WIDE / 4];
 #pragma unroll

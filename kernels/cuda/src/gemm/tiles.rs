@@ -143,6 +143,15 @@ impl TensorTile {
         tiles.max(slice)
     }
 
+    /// The tile for operands of which a thread moves one element at a time, if it leaves registers for that. `places` says of which a thread
+    /// moves some from each of many rows (or columns), whose places it keeps.
+    pub fn one_by_one(self, places: [bool; 2]) -> Option<TensorTile> {
+        let TensorTile { deep_bytes, stages, .. } = self;
+        let (deep_bytes, stages) = if deep_bytes > 64 { (64, stages + 1) } else { (deep_bytes, stages) };
+        let few = [self.rows, self.columns].into_iter().zip(places).all(|(n, kept)| n <= 64 || !kept);
+        (few && self.high * self.wide < 64 * 64).then_some(TensorTile { deep_bytes, stages, ..self })
+    }
+
     fn source(&self, elem: Elem) -> String {
         let TensorTile { rows, columns, deep_bytes, high, wide, stages, .. } = self;
         format!("TensorTile<{}, {rows}, {columns}, {deep_bytes}, {high}, {wide}, {stages}>", elem.name())
@@ -216,7 +225,7 @@ impl Kernel {
                     4
                 }
             }
-            Kernel::Window { .. } => 6,
+            Kernel::Window { .. } => 5,
         }
     }
 

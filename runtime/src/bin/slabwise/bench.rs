@@ -59,7 +59,8 @@ pub struct Args {
     /// chain: the gradient with respect to x instead of the sum
     #[arg(long)]
     grad: bool,
-    /// Models: also the fastest time of each kernel, in the order they run
+    /// Models: also of each kernel, in the order they run, the fastest time, its arithmetic operations and bytes, and on a CUDA device how near
+    /// that is to the least time possible there
     #[arg(long)]
     kernels: bool,
     /// One JSON object instead of text
@@ -186,8 +187,17 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
         "rss_peak_bytes": rss_peak_bytes(),
     });
     if let Some(kernels) = kernels {
-        let list = kernels.iter().map(|kernel| json!({ "name": kernel.name, "us": kernel.seconds * 1e6 }));
+        let list = kernels.iter().map(|kernel| {
+            let mut one = json!({ "name": kernel.name, "us": kernel.seconds * 1e6, "flops": kernel.flops, "bytes": kernel.bytes });
+            if let Some(least) = kernel.least_seconds {
+                one["roofline_pct"] = json!(100.0 * least / kernel.seconds);
+            }
+            one
+        });
         report["kernels"] = Value::Array(list.collect());
+        if let Some(roofline) = session.roofline() {
+            report["roofline"] = json!(roofline.source);
+        }
     }
     Ok(report)
 }

@@ -1,0 +1,43 @@
+//! What is to be seen of a device: when it was done with what, and the code that it runs.
+
+use crate::cache::Cache;
+use crate::device::Device;
+use crate::driver::DriverError;
+use crate::lower::Function;
+use crate::nvrtc::{self, Cubin, Program};
+use crate::source::PRELUDE;
+
+impl Device {
+    /// Begins to note moments; those noted before are forgotten.
+    pub fn begin_marks(&mut self) {
+        self.marks.begin();
+    }
+
+    /// Notes the moment at which all is done that was asked for until now. Waits for nothing.
+    ///
+    /// # Errors
+    /// If the driver refuses, or the device is lost.
+    pub fn mark(&mut self) -> Result<(), DriverError> {
+        self.ready()?;
+        let marked = self.marks.mark(&self.stream);
+        self.noting(marked)
+    }
+
+    /// Seconds from the first moment to each, by the device's clock. Waits for the last.
+    ///
+    /// # Errors
+    /// As [`Device::mark`].
+    pub fn marks(&self) -> Result<Vec<f64>, DriverError> {
+        self.ready()?;
+        self.noting(self.marks.seconds())
+    }
+
+    /// A function's code for this device, compiled by itself.
+    ///
+    /// # Errors
+    /// If there is no compiler, or it refuses the source.
+    pub fn code_of(&self, function: &Function) -> Result<Cubin, nvrtc::Error> {
+        let program = Program::new(PRELUDE, [function], self.properties().target.sm);
+        Cache::of_user().map_or_else(|_| nvrtc::compile(&program), |cache| cache.compile(&program))
+    }
+}
