@@ -27,8 +27,10 @@ use crate::lower::{Dispatch, Lowered, Target};
 
 /// Rows longer than this have a block each; there is no use in more than a warp for shorter ones.
 const WARP_ROW: i64 = 1024;
-/// Points of a row's part for each thread of its team, at least.
-const PART: i64 = 16;
+/// Points of a row's part for each thread of its team, at least: where rows lie along memory, and across it.
+const PART: [i64; 2] = [8, 16];
+/// Shorter rows that lie along memory are not cut: a block reads one in less time than another launch takes, which joins parts.
+const CUT: i64 = 16_384;
 /// Most parts of a row: what one warp joins in a few turns.
 const PARTS: i64 = 1024;
 /// Most values a thread keeps in registers between passes, by threads of its block.
@@ -56,6 +58,8 @@ struct Mapping {
     adjacent: bool,
     /// Neighbouring elements that a thread takes at once.
     vector: i64,
+    /// Turns that the team takes along a row or its part.
+    turns: i64,
     keep: Keep,
     /// Parts of a row, if rows are cut.
     parts: i64,
@@ -201,6 +205,10 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
             } else {
                 1024
             };
+            // A row for each multiprocessor or so: more threads, with a vector each at least.
+            while threads < 1024 && rows.saturating_mul(threads.into()) < 1024 * multiprocessors && len >= 8 * i64::from(threads) {
+                threads *= 2;
+            }
             team = threads;
         }
     } else {
@@ -213,8 +221,11 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
     let groups = rows.max(1).div_euclid(i64::from(threads / team)).max(1);
     let mut parts = 1;
     // A row is cut where blocks are too few and each has enough to do.
-    let part = PART * i64::from(if adjacent { THREADS } else { team });
-    if groups < 2 * multiprocessors && len >= 2 * part {
+    let (part, least) = match adjacent {
+        true => (PART[0] * i64::from(THREADS), CUT),
+        false => (PART[1] * i64::from(team), 2 * PART[1] * i64::from(team)),
+    };
+    if groups < 2 * multiprocessors && len >= least {
         parts = (4 * multiprocessors / groups).min(len / part).clamp(1, PARTS);
         if parts > 1 && adjacent {
             (threads, team) = (THREADS, THREADS);
@@ -222,10 +233,11 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
     }
     let crossing = levels.crossing.iter().filter(|c| **c).count() as i64;
     let vector = match adjacent {
-        true if space.dims.len() == kept + 1 && len >= 4 * i64::from(team) => vector_width(space, &touched(code), kept, false).min(8),
+        true if len >= 4 * i64::from(team) => vector_width(space, &touched(code), space.dims.len() - 1, false).min(8),
         _ => 1,
     };
     let each = (len.max(1) as u64).div_ceil(team as u64 * vector as u64) as i64 * vector;
+    let turns = (each / vector + parts - 1) / parts;
     let registers = KEPT.iter().find(|(t, _)| threads <= *t).map_or(0, |(_, n)| *n);
     let shared = len.saturating_mul(crossing).saturating_mul(4);
     let keep = if crossing == 0 || parts > 1 {
@@ -237,7 +249,7 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
     } else {
         Keep::Nowhere
     };
-    Mapping { threads, team, adjacent, vector, keep, parts }
+    Mapping { threads, team, adjacent, vector, turns, keep, parts }
 }
 
 /// Rows cut into parts: for each pass, a kernel over the parts and one that joins them.
