@@ -6,9 +6,9 @@ mod builder;
 mod common;
 
 use builder::Builder;
-use common::{Case, Choices, TARGET, check};
-use slabwise_cuda::emulator::available;
-use slabwise_cuda::{Function, PRELUDE, Target, lower, nvrtc};
+use common::{Case, Choices, NO_FAULT, TARGET, check};
+use slabwise_cuda::emulator::{Check, Emulator, Order, available};
+use slabwise_cuda::{Function, PRELUDE, Target, lower, nvrtc, sums_alike};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -200,7 +200,8 @@ fn sums_over_two_axes() {
     }
     let mut choices = Choices::new(6);
     let mut cases = Vec::new();
-    let shapes = [(3, 5, 49), (2, 3, 16), (5, 2, 784), (16, 2, 64), (7, 3, 1024), (16, 4, 1024), (40, 1, 1296), (33, 2, 1027), (1, 2, 20_000)];
+    let shapes =
+        [(3, 5, 49), (2, 3, 16), (5, 2, 784), (16, 2, 64), (7, 3, 1024), (16, 4, 1024), (40, 1, 1296), (33, 2, 1027), (1, 2, 20_000)];
     for (at, (n, c, hw)) in shapes.into_iter().enumerate() {
         for dtype in [DType::F32, DType::BF16] {
             let mut case = Case::new(format!("[{n}, {c}, {hw}] of {dtype}"), batch_norm_gradient(n, c, hw, dtype).spec, &mut choices);
@@ -241,6 +242,47 @@ fn sums_over_two_axes() {
         cases.push(Case::bounded(format!("planes of {size}²"), b.spec, Env([40; 8]), Env([size; 8]), &mut choices));
     }
     check(&cases, 1e-5);
+}
+
+/// The sums of a kernel that stores nothing else are said to have the same bits only where they do: what else a kernel stores may
+/// change how wide its vectors are.
+#[test]
+fn sums_that_are_alike_have_the_same_bits() {
+    if !available() {
+        return;
+    }
+    let mut seen = [0, 0];
+    for (n, c, hw) in [(5, 2, 49), (16, 3, 1024), (7, 2, 784), (33, 2, 1024)] {
+        for from in [DType::F32, DType::BF16] {
+            let with = |stored: Option<DType>| {
+                let mut b = Builder::new(&[c, n, hw], 2);
+                let image = [hw, c * hw, 1];
+                let x = b.typed(from, &image);
+                let x = b.inst(Inst::Load(x));
+                let sum = b.reduce(ReduceOp::Sum, x);
+                let out = b.operand(&[1, 0, 0]);
+                b.store(sum, out);
+                if let Some(dtype) = stored {
+                    let y = b.op(ScalarOp::Mul, &[x, x]);
+                    let out = b.typed(dtype, &image);
+                    b.store(y, out);
+                }
+                Case::new(format!("[{n}, {c}, {hw}] of {from} and {stored:?}"), b.spec, &mut Choices::new(8))
+            };
+            let alone = with(None);
+            for other in [DType::F32, DType::BF16].map(|dtype| with(Some(dtype))) {
+                let alike = sums_alike(&alone.spec, &other.spec, &Env::default(), &TARGET).expect("kernels");
+                let sums = [&alone, &other].map(|case| {
+                    let lowered = lower(&case.spec, &case.bounds, &case.target).expect("source");
+                    let emulator = Emulator::new(&lowered.functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}"));
+                    case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT).unwrap_or_else(|e| panic!("{e}")).0.swap_remove(1)
+                });
+                assert!(!alike || sums[0] == sums[1], "{}", other.name);
+                seen[usize::from(alike)] += 1;
+            }
+        }
+    }
+    assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
 }
 
 /// What rows over two axes load and store, as the compiler for a device writes it: in vectors, the loads of all turns before the

@@ -88,8 +88,7 @@ impl Lists<'_> {
     /// each of them, which is `sent[t]`.
     fn each(&self, space: &Space, params: &mut Params, coordinates: &[String], width: i64, load: &str, add: &str) -> String {
         let value = space.place(params, self.walks.value, coordinates);
-        let (group, place) =
-            (space.place(params, self.walks.list, coordinates), space.place(params, self.walks.place, coordinates));
+        let (group, place) = (space.place(params, self.walks.list, coordinates), space.place(params, self.walks.place, coordinates));
         let mut text = format!("const idx value = {value}, list = {group} + ({place}) * {};\n", self.chunks);
         let _ = writeln!(text, "int q = starts[list];\nconst int end = starts[list + {}];", self.chunks);
         for ahead in AHEAD.map(|values| (values / width).max(1)) {

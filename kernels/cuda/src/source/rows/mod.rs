@@ -14,7 +14,7 @@ mod levels;
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Inst, Spec};
+use slabwise_kernels::spec::{Body, Inst, Spec};
 
 use self::emit::{Emitter, Part};
 use self::levels::Levels;
@@ -75,6 +75,8 @@ impl Mapping {
 /// A spec's rows, and how they are shared among threads.
 struct Plan<'a> {
     code: Code<'a>,
+    /// The axes of the spec that have more than one point, in the order in which they are walked.
+    order: Vec<usize>,
     levels: Levels,
     space: Space,
     kept: usize,
@@ -89,10 +91,10 @@ impl<'a> Plan<'a> {
         if finds && reduced_points >= i64::from(i32::MAX) {
             return Err(SpecError(format!("a position among {reduced_points} elements does not fit in an i32")));
         }
-        let (space, kept) = ordered(&code, bounds, finds);
+        let (space, kept, order) = ordered(&code, bounds, finds);
         let levels = Levels::new(&code);
         let mapping = mapping(&code, &levels, &space, kept, bounds, target);
-        Ok(Plan { code, levels, space, kept, mapping })
+        Ok(Plan { code, order, levels, space, kept, mapping })
     }
 
     fn emitter(&self) -> Emitter<'_> {
@@ -135,11 +137,29 @@ pub fn lower_shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option
     Ok(Some(Shared { function, params, threads, shared_bytes, blocks }))
 }
 
-/// The space in the order of memory, merged, with its number of kept axes; at least one axis of each kind.
-fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize) {
+/// Whether what two loops over the same space both reduce is folded in the same order by both, whatever the sizes of a run, and so
+/// has the same bits.
+///
+/// # Errors
+/// If one of them is no kernel.
+pub fn sums_alike(a: &Spec, b: &Spec, bounds: &Env, target: &Target) -> Result<bool, SpecError> {
+    if a.body != Body::Loop || b.body != Body::Loop || a.dims != b.dims || a.reduced != b.reduced {
+        return Ok(false);
+    }
+    let folds = |spec| {
+        let Plan { order, mapping, .. } = Plan::new(spec, bounds, target)?;
+        let reduced = order.into_iter().filter(|&axis| axis >= spec.dims.len() - spec.reduced);
+        Ok((reduced.collect::<Vec<_>>(), [mapping.threads, mapping.team], mapping.adjacent, [mapping.vector, mapping.parts]))
+    };
+    Ok(folds(a)? == folds(b)?)
+}
+
+/// The space in the order of memory, merged, with its number of kept axes, at least one axis of each kind; and that order.
+fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize, Vec<usize>) {
     let spec = code.spec;
     let (axes, kept) = (spec.dims.len(), spec.dims.len() - spec.reduced);
     let mut space = Space::new(spec);
+    let mut order: Vec<usize> = (0..axes).collect();
     // Reductions read more than they write: follow the operand that varies most.
     let varied = |k: &u16| {
         let along = spec.dims.iter().zip(&spec.operands[usize::from(*k)].strides).filter(|(_, s)| !s.is(0));
@@ -147,11 +167,12 @@ fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize) {
     };
     if let Some(guide) = code.loads().into_iter().max_by_key(varied) {
         let strides = &spec.operands[usize::from(guide)].strides;
-        let mut order = memory_order(strides, 0, kept, bounds);
+        order = memory_order(strides, 0, kept, bounds);
         // Positions are counted in the order of the axes.
         order.extend(if finds { (kept..axes).collect() } else { memory_order(strides, kept, axes, bounds) });
         space.permute(&order);
     }
+    order.retain(|&axis| !spec.dims[axis].is(1));
     let left = space.merge(0, kept);
     let reduced = space.merge(left, space.dims.len());
     if reduced == 0 {
@@ -160,7 +181,7 @@ fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize) {
     if left == 0 {
         space.insert(0);
     }
-    (space, left.max(1))
+    (space, left.max(1), order)
 }
 
 /// Whether most of the memory runs along the reduced axes.
