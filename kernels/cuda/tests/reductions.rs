@@ -6,7 +6,7 @@ mod builder;
 mod common;
 
 use builder::Builder;
-use common::{Case, Choices, NO_FAULT, TARGET, check};
+use common::{Case, Choices, NO_FAULT, TARGET, check, compile_for_gpu};
 use slabwise_cuda::emulator::{Check, Emulator, Order, available};
 use slabwise_cuda::{Function, PRELUDE, Target, lower, nvrtc, sums_alike};
 use slabwise_kernels::dtype::DType;
@@ -296,6 +296,7 @@ fn two_axes_are_moved_in_vectors() {
     for (n, c, hw, least) in [(64, 64, 3136, 4), (64, 256, 196, 4), (64, 512, 784, 2), (16, 64, 256, 2)] {
         let spec = batch_norm_gradient(n, c, hw, DType::F32).spec;
         let lowered = lower(&spec, &Env::default(), &target).expect("source");
+        [80, 90].into_iter().for_each(|sm| compile_for_gpu(&lowered.functions, sm, 0));
         let storing: Vec<Function> = lowered.functions.into_iter().filter(|f| f.source.contains("store_vec")).collect();
         let ptx = nvrtc::ptx(&nvrtc::Program::new(PRELUDE, &storing, 90)).unwrap_or_else(|e| panic!("{e}"));
         let moved: Vec<&str> = ptx.lines().filter(|l| l.contains(".global.") && l.contains("v4")).collect();
