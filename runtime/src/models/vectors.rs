@@ -6,9 +6,10 @@ use slabwise_cuda::nvrtc::{self, Program};
 use slabwise_cuda::{Function, PRELUDE, Target, lower};
 
 use super::{Model, OptimizerKind};
+use crate::params::Params;
 use crate::passes::{Fuse, REMADE_MIN, Simplify, fuse, legalise, lower as tasks, remake, simplify};
 use crate::shape::Dim;
-use crate::{Params, Trace};
+use crate::trace::Trace;
 
 const TARGET: Target = Target { sm: 90, multiprocessors: 132, shared_bytes_max: 227 << 10, tf32: false, guarded: false };
 

@@ -84,8 +84,8 @@ impl Anchor for Search<'_> {
 }
 
 impl Lists<'_> {
-    /// The loops over the list that add its values, of type `ty`, in their order: in each turn `load` for several, and then `add` for
-    /// each of them, which is `sent[t]`.
+    /// The loops over the list that add its values in their order: in each turn they `load` several, and then `add` each of
+    /// them, which is `sent[t]`.
     fn each(&self, space: &Space, params: &mut Params, coordinates: &[String], width: i64, load: &str, add: &str) -> String {
         let value = space.place(params, self.walks.value, coordinates);
         let (group, place) = (space.place(params, self.walks.list, coordinates), space.place(params, self.walks.place, coordinates));
