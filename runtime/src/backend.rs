@@ -71,7 +71,7 @@ impl Target {
         match self {
             Target::Cpu(config, _) => cpu::sums_alike(a, b, bounds, config),
             #[cfg(feature = "cuda")]
-            Target::Cuda(..) => None,
+            Target::Cuda(target, _) => slabwise_cuda::sums_alike(a, b, bounds, target).ok(),
         }
     }
 

@@ -32,7 +32,7 @@ pub use device::{Device, Fault, usable};
 pub use gemm::{Candidate, candidates};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
 pub use program::{Launch, LoadError, Overlap, Program, Run, Work, workspace_bytes};
-pub use source::{PRELUDE, Together, lower, lower_many, shared_name};
+pub use source::{PRELUDE, Together, lower, lower_many, shared_name, sums_alike};
 pub use space::{Limits, Usage as MemoryUsage};
 pub use staging::landing_bytes;
 pub use tune::{Choice, Picks, Tuner, WORTH, lower_as};

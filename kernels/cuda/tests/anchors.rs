@@ -5,6 +5,7 @@ mod common;
 use common::layouts::{layout, repeating, sizes};
 use common::{Case, Choices, check};
 use slabwise_cuda::emulator::available;
+use slabwise_cuda::lower;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -128,6 +129,39 @@ fn the_gradient_of_an_embedding() {
             .collect();
         cases.push(case);
     }
+    check(&cases, 0.0);
+}
+
+/// Many tokens of few words, one of them much commoner than the others: indices in chunks, whose number follows from the device,
+/// and long lists. Sums are in the order of the tokens, whatever the chunks.
+#[test]
+fn tokens_of_few_words_are_listed_in_chunks() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(6);
+    let mut cases = Vec::new();
+    let tokens = Size::symbol(Symbol(0));
+    for (places, width, multiprocessors) in [(65, 20, 1), (65, 20, 132), (3, 64, 132), (700, 12, 20)] {
+        for size in [5000, 1111] {
+            let space = Dims::from_slice(&[tokens, Size::fixed(width)]);
+            let value = Operand::contiguous(DType::F32, &space).expect("small");
+            let index = Operand { dtype: DType::I32, offset: Size::ZERO, strides: sizes(&[1, 0]) };
+            let body = Body::ScatterAdd(ScatterAdd { axis: 0, space, value, index });
+            let spec = storing(&mut choices, body, &[places, width], DType::F32, true);
+            let name = format!("{size} tokens of {places} words on {multiprocessors}");
+            let mut case = Case::bounded(name, spec, Env([5000; 8]), Env([size; 8]), &mut choices);
+            case.target.multiprocessors = multiprocessors;
+            let mut word = || if choices.once_in(3) { 1 } else { choices.below(places as usize) as i32 };
+            case.args[1] = (0..size).flat_map(|_| word().to_le_bytes()).collect();
+            cases.push(case);
+        }
+    }
+    let chunks = |case: &Case| {
+        let lowered = lower(&case.spec, &case.bounds, &case.target).expect("source");
+        lowered.launches(&case.env)[0].grid[0]
+    };
+    assert_eq!(cases.iter().map(chunks).collect::<Vec<_>>(), [4, 4, 10, 10, 10, 10, 60, 60]);
     check(&cases, 0.0);
 }
 

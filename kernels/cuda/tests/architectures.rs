@@ -124,6 +124,7 @@ fn hot_kernels_spill_nothing() {
         sum(&[1 << 24], 1, &[1], &[0]),
     ];
     specs.extend(embedding(8192, 768, 50_257));
+    specs.extend(embedding(16_384, 384, 65));
     specs.extend(choosing());
     for sm in [80, 90, 100] {
         let target = Target { sm, multiprocessors: 132, shared_bytes_max: 227 << 10, tf32: false, guarded: false };

@@ -6,8 +6,9 @@ mod builder;
 mod common;
 
 use builder::Builder;
-use common::{Case, Choices, check};
-use slabwise_cuda::emulator::available;
+use common::{Case, Choices, NO_FAULT, TARGET, check, compile_for_gpu};
+use slabwise_cuda::emulator::{Check, Emulator, Order, available};
+use slabwise_cuda::{Function, PRELUDE, Target, lower, nvrtc, sums_alike};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -65,7 +66,10 @@ fn operations() {
                 let mut case = Case::new(format!("{op:?} of {dtype} over {dims:?} as {strides:?}"), b.spec, &mut choices);
                 let count = case.args[0].len() / dtype.bytes();
                 if op == ReduceOp::Prod && dtype == DType::F32 {
-                    case.args[0] = (0..count).flat_map(|_| (1.0 + 0.01 * choices.unit()).to_le_bytes()).collect();
+                    // Thousands of factors whose product is exact in every order.
+                    let some = [2.0f32, 0.5, -1.0, -2.0, -0.5];
+                    let mut factor = || if choices.once_in(20) { choices.pick(&some) } else { 1.0 };
+                    case.args[0] = (0..count).flat_map(|_| factor().to_le_bytes()).collect();
                 } else if dtype == DType::F32 && op != ReduceOp::Sum {
                     // Ties, zeros of both signs, and in some rows NaN.
                     let some = [0.0, -0.0, 1.0, -1.0, 1.0, f32::INFINITY];
@@ -163,6 +167,142 @@ fn rows_in_several_passes() {
     case.target.multiprocessors = 1;
     cases.push(case);
     check(&cases, 1e-5);
+}
+
+/// The two sums of a batch norm's gradient over [n, c, h, w] for each channel, and the gradient itself.
+fn batch_norm_gradient(n: i64, c: i64, hw: i64, dtype: DType) -> Builder {
+    let mut b = Builder::new(&[c, n, hw], 2);
+    let image = [hw, c * hw, 1];
+    let (x, dy) = (b.typed(dtype, &image), b.typed(dtype, &image));
+    let (x, dy) = (b.inst(Inst::Load(x)), b.inst(Inst::Load(dy)));
+    let (mean, scale) = (b.load(&[1, 0, 0]), b.load(&[1, 0, 0]));
+    let centred = b.op(ScalarOp::Sub, &[x, mean]);
+    let product = b.op(ScalarOp::Mul, &[dy, centred]);
+    let (sum, dot) = (b.reduce(ReduceOp::Sum, dy), b.reduce(ReduceOp::Sum, product));
+    let each = b.number(1.0 / (n * hw) as f32);
+    let (sum, dot) = (b.op(ScalarOp::Mul, &[sum, each]), b.op(ScalarOp::Mul, &[dot, each]));
+    let along = b.op(ScalarOp::Mul, &[centred, dot]);
+    let rest = b.op(ScalarOp::Sub, &[dy, sum]);
+    let rest = b.op(ScalarOp::Sub, &[rest, along]);
+    let dx = b.op(ScalarOp::Mul, &[rest, scale]);
+    let (out, sums) = (b.typed(dtype, &image), b.operand(&[1, 0, 0]));
+    b.store(dx, out);
+    b.store(sum, sums);
+    b
+}
+
+/// Sums over two axes that are not one in memory: planes of vectors and of odd lengths, one turn and many, whole rows, kept in
+/// registers, in shared memory or nowhere, and parts; the gradient in its own place and in that of an argument.
+#[test]
+fn sums_over_two_axes() {
+    if !available() {
+        return;
+    }
+    let mut choices = Choices::new(6);
+    let mut cases = Vec::new();
+    let shapes =
+        [(3, 5, 49), (2, 3, 16), (5, 2, 784), (16, 2, 64), (7, 3, 1024), (16, 4, 1024), (40, 1, 1296), (33, 2, 1027), (1, 2, 20_000)];
+    for (at, (n, c, hw)) in shapes.into_iter().enumerate() {
+        for dtype in [DType::F32, DType::BF16] {
+            let mut case = Case::new(format!("[{n}, {c}, {hw}] of {dtype}"), batch_norm_gradient(n, c, hw, dtype).spec, &mut choices);
+            if at % 2 == 1 {
+                case.same.push((4, at / 2 % 2));
+            }
+            cases.push(case);
+        }
+    }
+    // Three axes, of which none is one with another; more rows than multiprocessors have blocks.
+    for (multiprocessors, dims) in [(2, [2, 5, 9, 300, 40]), (1, [40, 1, 3, 5, 36])] {
+        let [a, b_, c, d, e] = dims;
+        let mut b = Builder::new(&dims, 3);
+        let strides = [b_ * c * (d + 1) * e, c * (d + 1) * e, e * (d + 1), e, 1];
+        let (x, y) = (b.load(&strides), b.load(&[0, 0, e * d, 0, 1]));
+        let product = b.op(ScalarOp::Mul, &[x, y]);
+        let (sum, most) = (b.reduce(ReduceOp::Sum, product), b.reduce(ReduceOp::ArgMax, x));
+        let (out, found) = (b.operand(&[b_, 1, 0, 0, 0]), b.typed(DType::I32, &[b_, 1, 0, 0, 0]));
+        b.store(sum, out);
+        b.store(most, found);
+        let mut case = Case::new(format!("three axes of {a} rows"), b.spec, &mut choices);
+        case.target.multiprocessors = multiprocessors;
+        cases.push(case);
+    }
+    // A batch known at launch, and planes of a size known at launch.
+    for size in [40, 7, 0] {
+        let symbol = Size::symbol(Symbol(0));
+        let mut b = batch_norm_gradient(40, 2, 1024, DType::F32);
+        b.spec.dims[1] = symbol;
+        cases.push(Case::bounded(format!("{size} images"), b.spec, Env([40; 8]), Env([size; 8]), &mut choices));
+        let mut b = batch_norm_gradient(6, 2, 1, DType::F32);
+        let plane = symbol.checked_mul(symbol).and_then(|s| s.checked_mul(Size::fixed(4))).expect("a size");
+        b.spec.dims[2] = plane;
+        for k in [0, 1, 4] {
+            b.spec.operands[k].strides[0] = plane;
+            b.spec.operands[k].strides[1] = plane.checked_mul(Size::fixed(2)).expect("a size");
+        }
+        cases.push(Case::bounded(format!("planes of {size}²"), b.spec, Env([40; 8]), Env([size; 8]), &mut choices));
+    }
+    check(&cases, 1e-5);
+}
+
+/// The sums of a kernel that stores nothing else are said to have the same bits only where they do: what else a kernel stores may
+/// change how wide its vectors are.
+#[test]
+fn sums_that_are_alike_have_the_same_bits() {
+    if !available() {
+        return;
+    }
+    let mut seen = [0, 0];
+    for (n, c, hw) in [(5, 2, 49), (16, 3, 1024), (7, 2, 784), (33, 2, 1024)] {
+        for from in [DType::F32, DType::BF16] {
+            let with = |stored: Option<DType>| {
+                let mut b = Builder::new(&[c, n, hw], 2);
+                let image = [hw, c * hw, 1];
+                let x = b.typed(from, &image);
+                let x = b.inst(Inst::Load(x));
+                let sum = b.reduce(ReduceOp::Sum, x);
+                let out = b.operand(&[1, 0, 0]);
+                b.store(sum, out);
+                if let Some(dtype) = stored {
+                    let y = b.op(ScalarOp::Mul, &[x, x]);
+                    let out = b.typed(dtype, &image);
+                    b.store(y, out);
+                }
+                Case::new(format!("[{n}, {c}, {hw}] of {from} and {stored:?}"), b.spec, &mut Choices::new(8))
+            };
+            let alone = with(None);
+            for other in [DType::F32, DType::BF16].map(|dtype| with(Some(dtype))) {
+                let alike = sums_alike(&alone.spec, &other.spec, &Env::default(), &TARGET).expect("kernels");
+                let sums = [&alone, &other].map(|case| {
+                    let lowered = lower(&case.spec, &case.bounds, &case.target).expect("source");
+                    let emulator = Emulator::new(&lowered.functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}"));
+                    case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT).unwrap_or_else(|e| panic!("{e}")).0.swap_remove(1)
+                });
+                assert!(!alike || sums[0] == sums[1], "{}", other.name);
+                seen[usize::from(alike)] += 1;
+            }
+        }
+    }
+    assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
+}
+
+/// What rows over two axes load and store, as the compiler for a device writes it: in vectors, the loads of all turns before the
+/// first store.
+#[test]
+fn two_axes_are_moved_in_vectors() {
+    if !available() || nvrtc::version().is_err() {
+        return;
+    }
+    let target = Target { sm: 90, multiprocessors: 132, ..TARGET };
+    for (n, c, hw, least) in [(64, 64, 3136, 4), (64, 256, 196, 4), (64, 512, 784, 2), (16, 64, 256, 2)] {
+        let spec = batch_norm_gradient(n, c, hw, DType::F32).spec;
+        let lowered = lower(&spec, &Env::default(), &target).expect("source");
+        [80, 90].into_iter().for_each(|sm| compile_for_gpu(&lowered.functions, sm, 0));
+        let storing: Vec<Function> = lowered.functions.into_iter().filter(|f| f.source.contains("store_vec")).collect();
+        let ptx = nvrtc::ptx(&nvrtc::Program::new(PRELUDE, &storing, 90)).unwrap_or_else(|e| panic!("{e}"));
+        let moved: Vec<&str> = ptx.lines().filter(|l| l.contains(".global.") && l.contains("v4")).collect();
+        let first = moved.iter().position(|l| l.contains("st.global.v4")).expect("a store");
+        assert!(first >= least && moved[first..].iter().all(|l| l.contains("st.global.v4")), "[{n}, {c}, {hw}]: {moved:#?}");
+    }
 }
 
 #[test]

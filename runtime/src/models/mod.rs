@@ -7,6 +7,8 @@ mod ode;
 mod resnet;
 mod table;
 mod unet;
+#[cfg(all(test, feature = "cuda"))]
+mod vectors;
 mod vgg;
 
 pub use gpt::Gpt;

@@ -1,8 +1,8 @@
 //! A kernel with only some of its stores, and only the code and operands that these need: the same bits with less work.
 //!
 //! What is made point by point comes out the same whatever else a kernel does. Sums do so too as long as they are cut into the same
-//! parts; [`keep_stores`] gives up where that is not certain. The CPU's kernels say how they are cut once their sizes are known; of all
-//! others a rule knows what is enough.
+//! parts; [`keep_stores`] gives up where that is not certain. A GPU's kernels say how they are cut, the CPU's once their sizes are
+//! known; of all others a rule knows what is enough.
 
 use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store, ValueId};
 

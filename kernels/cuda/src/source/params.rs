@@ -105,7 +105,7 @@ impl Params {
     }
 
     /// A size that is divided by: always its number where it is known, since dividing by a number is much faster.
-    fn divisor(&mut self, size: Size) -> String {
+    pub fn divisor(&mut self, size: Size) -> String {
         match size.as_fixed() {
             Some(n) if self.wide => format!("{n}ll"),
             Some(n) => n.to_string(),

@@ -2,10 +2,12 @@
 //! atomic additions.
 //!
 //! Where one index moves a whole run of values (the gradient of an embedding), three small kernels list the values of every
-//! place first, in order: they count them, turn the counts into where each list starts, and fill the lists. Else, or where
-//! there are few values, every element looks through the indices that may lead to it.
+//! place first, in order: they count them, turn the counts into where each list starts, and fill the lists. Where places are few
+//! the indices are cut into chunks, so that many warps count and list them: a place's list is then that of each chunk, one after
+//! the other. Else, or where there are few values, every element looks through the indices that may lead to it.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::{Env, Size};
@@ -14,15 +16,25 @@ use slabwise_kernels::spec::{ScatterAdd, Spec};
 use super::THREADS;
 use super::elementwise::{Anchor, all_points, launch, ordered, pointwise, width};
 use super::gather::coordinate;
-use super::params::Params;
+use super::params::{Number, Params};
 use super::space::{Space, points};
 use crate::code::{Code, Storage};
 use crate::lower::{Dispatch, Function, Lowered, Target, Word};
 
 /// Values beyond which lists are worth three kernels more.
 const FEW_VALUES: i64 = 32;
-/// Places whose lists one warp fills.
+/// Places whose lists one warp fills: a power of two.
 const PLACES: i64 = 128;
+/// Indices of a chunk, at least.
+const CHUNK: i64 = 512;
+/// Warps that each multiprocessor should have while lists are filled.
+const WARPS: i64 = 4;
+/// Most counts of a group because of chunks: one block turns them into where lists start.
+const COUNTS: i64 = 1 << 15;
+/// Turns of 32 indices whose loads a warp starts at once.
+const TURNS: i64 = 4;
+/// Values of a list that a thread loads at once, before it adds them in their order: as long as the list has so many.
+const AHEAD: [i64; 3] = [64, 8, 1];
 
 /// The walks over values and indices, without the scattered axis; over the scattered axis; and over the lists of the result's
 /// places.
@@ -43,6 +55,7 @@ struct Search<'a> {
 struct Lists<'a> {
     scatter: &'a ScatterAdd,
     walks: Walks,
+    chunks: i64,
     starts: Word,
     values: Word,
 }
@@ -71,13 +84,18 @@ impl Anchor for Search<'_> {
 }
 
 impl Lists<'_> {
-    /// Declares `value` and the loop over the list, in which `s` is a value's coordinate.
-    fn each(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String {
+    /// The loops over the list that add its values in their order: in each turn they `load` several, and then `add` each of
+    /// them, which is `sent[t]`.
+    fn each(&self, space: &Space, params: &mut Params, coordinates: &[String], width: i64, load: &str, add: &str) -> String {
         let value = space.place(params, self.walks.value, coordinates);
-        let start =
-            format!("{} + {}", space.place(params, self.walks.list, coordinates), space.place(params, self.walks.place, coordinates));
-        let mut text = format!("const idx value = {value}, list = {start};\n");
-        text += "#pragma unroll 4\nfor (int q = starts[list]; q < starts[list + 1]; ++q) {\nconst idx s = lists[q];\n";
+        let (group, place) = (space.place(params, self.walks.list, coordinates), space.place(params, self.walks.place, coordinates));
+        let mut text = format!("const idx value = {value}, list = {group} + ({place}) * {};\n", self.chunks);
+        let _ = writeln!(text, "int q = starts[list];\nconst int end = starts[list + {}];", self.chunks);
+        for ahead in AHEAD.map(|values| (values / width).max(1)) {
+            let turn = format!("#pragma unroll\nfor (int t = 0; t < {ahead}; ++t)");
+            let _ = writeln!(text, "for (; end - q >= {ahead}; q += {ahead}) {{\nVec<float, {width}> sent[{ahead}];");
+            let _ = writeln!(text, "{turn} {{\nconst idx s = lists[q + t];\nsent[t] = {load};\n}}\n{turn} {{\n{add}}}\n}}");
+        }
         text
     }
 
@@ -96,16 +114,15 @@ impl Anchor for Lists<'_> {
     }
 
     fn at(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String {
-        let each = self.each(space, params, coordinates);
-        format!("float acc = 0.0f;\n{each}acc += values[value + {}];\n}}\n", self.step(params))
+        let load = format!("{{values[value + {}]}}", self.step(params));
+        let each = self.each(space, params, coordinates, 1, &load, "acc += sent[t].v[0];\n");
+        format!("float acc = 0.0f;\n{each}")
     }
 
     fn vector(&self, space: &Space, params: &mut Params, coordinates: &[String], width: i64) -> String {
-        let each = self.each(space, params, coordinates);
-        let mut text = format!("Vec<float, {width}> accs = {{}};\n{each}");
-        let _ = writeln!(text, "const Vec<float, {width}> sent = load_vec<Vec<float, {width}>>(values + (value + {}));", self.step(params));
-        let _ = writeln!(text, "#pragma unroll\nfor (int u = 0; u < {width}; ++u) accs.v[u] += sent.v[u];\n}}");
-        text
+        let load = format!("load_vec<Vec<float, {width}>>(values + (value + {}))", self.step(params));
+        let add = format!("#pragma unroll\nfor (int u = 0; u < {width}; ++u) accs.v[u] += sent[t].v[u];\n");
+        format!("Vec<float, {width}> accs = {{}};\n{}", self.each(space, params, coordinates, width, &load, &add))
     }
 
     fn moved(&self, space: &Space) -> Option<Vec<(usize, usize)>> {
@@ -127,23 +144,25 @@ pub fn lower(spec: &Spec, scatter: &ScatterAdd, bounds: &Env, target: &Target) -
         place: space.push(Size::ZERO, &coordinate(axis, rank)),
         list: 0,
     };
-    let Some(groups) = Groups::new(spec, scatter, bounds) else {
+    let Some(groups) = Groups::new(spec, scatter, bounds, target) else {
         let space = ordered(&code, space, bounds);
         return Ok(pointwise("scatter", &code, space, &Search { scatter, walks }, bounds, target));
     };
     walks.list = space.push(Size::ZERO, &groups.list_strides);
     let (starts, values) = (Word::Workspace(0), Word::Workspace(groups.starts_bytes));
     let space = ordered(&code, space, bounds);
-    let lists = Lists { scatter, walks, starts, values };
+    let lists = Lists { scatter, walks, chunks: groups.chunks, starts, values };
 
     let mut fill = Params::new(spec, bounds, target);
     let mut scan = fill.clone();
     let mut sum = fill.clone();
     let mut count = fill.clone();
-    let width = width(&code, &space, &lists);
+    // Where threads are few, each has a list to itself: long ones take it as many turns as a vector's.
+    let few = space.points(bounds) < 1024 * i64::from(target.multiprocessors.max(1));
+    let width = if few { 1 } else { width(&code, &space, &lists) };
     let functions = vec![
         groups.fill(&mut count, spec, scatter, false, (starts, values)),
-        Groups::scan(&mut scan, spec, scatter, starts),
+        groups.scan(&mut scan, spec, scatter, starts),
         groups.fill(&mut fill, spec, scatter, true, (starts, values)),
         all_points("scatter_lists", &code, &space, &lists, &mut sum, width),
     ];
@@ -151,12 +170,12 @@ pub fn lower(spec: &Spec, scatter: &ScatterAdd, bounds: &Env, target: &Target) -
     let len = spec.dims[axis];
     Ok(Lowered::new(functions, workspace, move |env| {
         let each = points(&groups.dims, env).clamp(0, i64::from(u16::MAX)) as u32;
-        let places = (len.at(env).max(0) as u64).div_ceil(PLACES as u64) as u32;
+        let warps = (len.at(env).max(0) as u64).div_ceil(PLACES as u64) as u32 * groups.chunks as u32;
         let dispatch = |function, grid, threads, words| Dispatch { function, grid, block: [threads, 1, 1], shared_bytes: 0, words };
         vec![
-            dispatch(0, [places, each, 1], 32, count.words(env)),
+            dispatch(0, [warps, each, 1], 32, count.words(env)),
             dispatch(1, [each, 1, 1], THREADS, scan.words(env)),
-            dispatch(2, [places, each, 1], 32, fill.words(env)),
+            dispatch(2, [warps, each, 1], 32, fill.words(env)),
             launch(3, space.points(env), width, &sum, env, &target),
         ]
     }))
@@ -168,13 +187,15 @@ struct Groups {
     dims: Vec<Size>,
     /// What leads from a point of the result to its group's first list.
     list_strides: Vec<Size>,
+    /// Chunks of the indices of a group: a place has a list of each.
+    chunks: i64,
     starts_bytes: u64,
     values_bytes: u64,
 }
 
 impl Groups {
     /// `None` if lists are not worth it, or not possible.
-    fn new(spec: &Spec, scatter: &ScatterAdd, bounds: &Env) -> Option<Groups> {
+    fn new(spec: &Spec, scatter: &ScatterAdd, bounds: &Env, target: &Target) -> Option<Groups> {
         let (rank, axis) = (spec.dims.len(), scatter.axis);
         let repeats = scatter.index.strides[axis + 1..].iter().all(|s| s.is(0));
         let (len, many) = (spec.dims[axis], scatter.space[axis]);
@@ -183,8 +204,14 @@ impl Groups {
         }
         let varies = |a: usize| !scatter.index.strides[a].is(0);
         let dims: Vec<Size> = (0..axis).map(|a| if varies(a) { spec.dims[a] } else { Size::ONE }).collect();
-        // A group has a list for each place, and an end.
-        let mut stride = len.checked_add(Size::ONE)?;
+        let groups = points(&dims, bounds);
+        let places = len.at(bounds).max(1);
+        let warps = groups.saturating_mul((places + PLACES - 1) / PLACES).max(1);
+        let wanted = WARPS * i64::from(target.multiprocessors.max(1)) / warps;
+        let chunks = wanted.min((many.at(bounds) + CHUNK - 1) / CHUNK).min(COUNTS / places).max(1);
+        // A group has a list for each place and chunk, and an end.
+        let counts = len.checked_mul(Size::fixed(chunks))?.checked_add(Size::ONE)?;
+        let mut stride = counts;
         let mut list_strides = vec![Size::ZERO; rank];
         for a in (0..axis).rev() {
             if varies(a) {
@@ -192,13 +219,12 @@ impl Groups {
                 stride = stride.checked_mul(spec.dims[a])?;
             }
         }
-        let groups = points(&dims, bounds);
         let bytes = |count: i64| (count.max(0) as u64).saturating_mul(4).next_multiple_of(256);
-        let starts = groups.saturating_mul(len.at(bounds).saturating_add(1));
+        let starts = groups.saturating_mul(counts.at(bounds));
         let values = groups.saturating_mul(many.at(bounds));
         // Positions in the lists are 32-bit numbers, and groups are counted along the second axis of a grid.
         let fits = starts.max(values) < i64::from(i32::MAX / 4) && groups <= i64::from(u16::MAX);
-        fits.then(|| Groups { dims, list_strides, starts_bytes: bytes(starts), values_bytes: bytes(values) })
+        fits.then(|| Groups { dims, list_strides, chunks, starts_bytes: bytes(starts), values_bytes: bytes(values) })
     }
 
     fn pointers(params: &mut Params, (starts, lists): (Word, Word)) -> String {
@@ -206,45 +232,55 @@ impl Groups {
         format!("int* const starts = reinterpret_cast<int*>({starts});\nint* const lists = reinterpret_cast<int*>({lists});\n")
     }
 
-    /// One warp for each range of places looks through the indices of its group: counts the values of each place, or, with
-    /// what the counts added up to, lists them in order.
+    /// One warp for each range of places and each chunk looks through the indices of the chunk: counts the values of each place,
+    /// or, with what the counts added up to, lists them in order.
     fn fill(&self, params: &mut Params, spec: &Spec, scatter: &ScatterAdd, lists: bool, words: (Word, Word)) -> Function {
-        let axis = scatter.axis;
+        let (axis, chunks) = (scatter.axis, self.chunks);
         let storage = Storage::of(scatter.index.dtype);
         let mut body = params.pointer("indices", &format!("const {}", storage.ty), 1) + &Groups::pointers(params, words);
         let (len, many) = (params.size(spec.dims[axis]), params.size(scatter.space[axis]));
-        let _ = writeln!(body, "const idx len = {len}, many = {many}, first = idx(blockIdx.x) * {PLACES};");
+        let of = scatter.space[axis];
+        let chunk: Number = Arc::new(move |env| (of.at(env).max(0) as u64).div_ceil(chunks as u64).next_multiple_of(32) as i64);
+        let _ = writeln!(body, "const idx len = {len}, first = idx(blockIdx.x) / {chunks} * {PLACES}, chunk = idx(blockIdx.x) % {chunks};");
+        let _ = writeln!(body, "const idx start = chunk * {0}, stop = min(idx({many}), idx(start + {0}));", params.number(&chunk));
         let _ = writeln!(body, "const int lane = threadIdx.x;\nconst idx group = blockIdx.y;\n__shared__ int cursors[{PLACES}];");
+        let _ = writeln!(body, "int* const own = starts + (group * (len * {chunks} + 1) + first * {chunks} + chunk);");
         let (text, mut at) = params.coordinates("group", &self.dims, "c");
         body += &text;
         at.push("s".into());
         at.resize(spec.dims.len(), "0".into());
         let index = params.dot(&scatter.index.strides, &at, scatter.index.offset);
-        let from = if lists { "first + t < len ? starts[group * (len + 1) + first + t] : 0" } else { "0" };
+        let from = if lists { format!("first + t < len ? own[t * {chunks}] : 0") } else { "0".into() };
         let _ = writeln!(body, "for (int t = lane; t < {PLACES}; t += 32) cursors[t] = {from};\n__syncwarp();");
-        let _ = writeln!(body, "for (idx from = 0; from < many; from += 32) {{\nconst idx s = from + lane;");
-        let _ = writeln!(body, "const idx place = s < many ? idx({}) : -1;", storage.widen(&format!("indices[{index}]")));
-        let _ = writeln!(body, "const bool mine = place >= first && place < first + {PLACES} && place < len;");
+        let _ = writeln!(body, "for (idx from = start; from < stop; from += {}) {{\nidx places[{TURNS}];", 32 * TURNS);
+        let turn = format!("#pragma unroll\nfor (int t = 0; t < {TURNS}; ++t) {{\nconst idx s = from + t * 32 + lane;");
+        let _ = writeln!(body, "{turn}\nplaces[t] = s < stop ? idx({}) : -1;\n}}", storage.widen(&format!("indices[{index}]")));
+        let _ = writeln!(body, "{turn}\nconst bool mine = places[t] >= first && places[t] < first + {PLACES} && places[t] < len;");
+        body += "const int place = mine ? int(places[t] - first) : 0;\n";
         if lists {
-            // One lane after the other: lists are in the order of the values.
-            body += "unsigned waiting = __ballot_sync(0xffffffffu, mine);\nwhile (waiting) {\n";
-            body += "if (lane == __ffs(int(waiting)) - 1) lists[cursors[place - first]++] = int(s);\n";
-            body += "waiting &= waiting - 1;\n__syncwarp();\n}\n}\n";
+            // The lanes of one place take its next positions in their order: lists are in the order of the values.
+            body += "unsigned same = __ballot_sync(0xffffffffu, mine);\n";
+            let _ = writeln!(body, "#pragma unroll\nfor (int bit = 1; bit < {PLACES}; bit <<= 1) {{");
+            body += "const unsigned with = __ballot_sync(0xffffffffu, (place & bit) != 0);\n";
+            body += "same &= (place & bit) != 0 ? with : ~with;\n}\n";
+            body += "const int next = cursors[place], before = __popc(same & ((1u << lane) - 1u));\n__syncwarp();\n";
+            body += "if (mine) lists[next + before] = int(s);\n";
+            body += "if (mine && same >> lane == 1u) cursors[place] = next + before + 1;\n__syncwarp();\n}\n}\n";
         } else {
-            body += "if (mine) atomicAdd(&cursors[place - first], 1);\n}\n__syncwarp();\n";
-            let _ = writeln!(body, "for (int t = lane; t < {PLACES}; t += 32)");
-            body += "if (first + t < len) starts[group * (len + 1) + first + t] = cursors[t];\n";
+            body += "if (mine) atomicAdd(&cursors[place], 1);\n}\n}\n__syncwarp();\n";
+            let _ = writeln!(body, "for (int t = lane; t < {PLACES}; t += 32)\nif (first + t < len) own[t * {chunks}] = cursors[t];");
         }
         params.function(if lists { "scatter_fill" } else { "scatter_count" }, 32, &body)
     }
 
     /// A block for each group turns counts into where lists start.
-    fn scan(params: &mut Params, spec: &Spec, scatter: &ScatterAdd, starts: Word) -> Function {
+    fn scan(&self, params: &mut Params, spec: &Spec, scatter: &ScatterAdd, starts: Word) -> Function {
         let address = params.address(starts);
         let mut body = format!("int* const starts = reinterpret_cast<int*>({address});\n");
         let (len, many) = (params.size(spec.dims[scatter.axis]), params.size(scatter.space[scatter.axis]));
-        let _ = writeln!(body, "const idx len = {len}, group = blockIdx.x, many = {many};\nint* const own = starts + group * (len + 1);");
-        let _ = writeln!(body, "__shared__ int sums[{THREADS}];\nscan_counts<{THREADS}>(own, len, int(group * many), sums);");
+        let _ = writeln!(body, "const idx counts = {len} * {}, group = blockIdx.x, many = {many};", self.chunks);
+        body += "int* const own = starts + group * (counts + 1);\n";
+        let _ = writeln!(body, "__shared__ int sums[{THREADS}];\nscan_counts<{THREADS}>(own, counts, int(group * many), sums);");
         params.function("scatter_scan", THREADS, &body)
     }
 }

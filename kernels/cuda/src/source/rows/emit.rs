@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use slabwise_kernels::size::Env;
+use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Inst, ValueId};
 
 use super::levels::{Levels, is_reduce};
@@ -13,6 +13,12 @@ use crate::lower::{Function, Word};
 use crate::source::THREADS;
 use crate::source::params::{Number, Params};
 use crate::source::space::{Point, Space, Via, pointers, points};
+
+/// Registers that a thread fills with loads before it computes with the first of them: of blocks of fewer than 1,024 threads, and
+/// of 1,024, which have 64 registers each.
+const AHEAD: [i64; 2] = [24, 8];
+/// Most turns that a thread takes at once.
+const TURNS: i64 = 8;
 
 /// Writes the kernels of one spec.
 pub struct Emitter<'a> {
@@ -308,55 +314,87 @@ impl Emitter<'_> {
     }
 
     /// Pass `l` over the points from `start` below `n` of a row, shared among the team: fills the accumulators `f{i}`.
+    ///
+    /// A thread takes several turns at once: what is loaded in all of them is loaded before anything is stored, because the compiler
+    /// cannot know that a store overwrites no operand of a later turn. (A result may lie where an operand was; then each element
+    /// takes the place of itself.) Coordinates along several reduced axes are advanced from turn to turn, without divisions.
     fn pass(&self, params: &mut Params, l: usize, start: &str) -> String {
         let (code, mapping) = (self.code, self.mapping);
         let vector = mapping.vector;
+        let step = i64::from(mapping.team) * vector;
+        let full = self.levels.full(code, l, self.keeps());
+        let loads = self.loads(&full);
+        let turns = self.turns(&loads);
         let mut text = String::new();
         for (i, _, fold) in self.levels.folds(code, l) {
             let _ = writeln!(text, "{} f{i} = {};", fold.ty(), fold.identity());
         }
-        let step = i64::from(mapping.team) * vector;
-        let first = format!("{start} + m * {vector}");
+        let reduced = &self.space.dims[self.kept..];
+        let (decode, starts) = params.coordinates("first", reduced, "start");
+        let (cursor, advance) = advancing(params, reduced, &starts, step);
+        let _ = writeln!(text, "if (const idx first = {start} + m * {vector}; first < n) {{\n{decode}{cursor}");
         match mapping.keep {
             Keep::Registers(each) => {
-                let _ = writeln!(text, "#pragma unroll\nfor (int e = 0; e < {}; ++e) {{", each / vector);
-                let _ = writeln!(text, "const idx g = {first} + e * {step};\nif (g < n) {{");
+                let _ = writeln!(text, "#pragma unroll\nfor (int e = 0; e < {}; e += {turns}) {{", each / vector);
+                let _ = writeln!(text, "const idx g = first + e * {step};");
             }
             _ => {
-                let _ = writeln!(text, "#pragma unroll 4\nfor (idx g = {first}; g < n; g += {step}) {{\n{{");
+                let _ = writeln!(text, "#pragma unroll 1\nfor (idx g = first; g < n; g += {}) {{", turns * step);
             }
         }
-        let full = self.levels.full(code, l, self.keeps());
-        let reduced = &self.space.dims[self.kept..];
+        let turn = format!("#pragma unroll\nfor (int t = 0; t < {turns}; ++t) {{\n");
+        // The arrays that a thread keeps end with the last turn.
+        let wanted = match mapping.keep {
+            Keep::Registers(each) if each / vector % turns != 0 => format!("e + t < {} && g + t * {step} < n", each / vector),
+            _ => format!("g + t * {step} < n"),
+        };
         let mut at = self.kept_names();
-        let (decode, names) = params.coordinates("g", reduced, "j");
-        text += &decode;
-        at.extend(names);
-        let moved = |k: u16| vector > 1 && self.space.stride(k, self.kept).is(1);
+        if reduced.len() == 1 {
+            at.push(format!("(g + t * {step})"));
+        } else {
+            (0..reduced.len()).for_each(|axis| text += &format!("idx j{axis}[{turns}];\n"));
+            at.extend((0..reduced.len()).map(|axis| format!("j{axis}[t]")));
+        }
+        let last = self.space.dims.len() - 1;
+        let moved = |k: u16| vector > 1 && self.space.stride(k, last).is(1);
+        let vector_of = |k: u16| format!("Vec<{}, {vector}>", code.storage(k).ty);
         let ahead = Point::new(self.space, params, &at, "");
-        if vector > 1 {
-            let vector_of = |k: u16| format!("Vec<{}, {vector}>", code.storage(k).ty);
-            let mut loads: Vec<u16> =
-                full.iter().filter_map(|&i| if let Inst::Load(k) = code.spec.code[i] { Some(k) } else { None }).collect();
-            loads.sort_unstable();
-            loads.dedup();
-            for k in loads.into_iter().filter(|&k| moved(k)) {
-                let _ = writeln!(text, "const {0} x{k} = load_vec<{0}>(a{k} + ({1}));", vector_of(k), ahead.element(k));
+        for &k in &loads {
+            let ty = if moved(k) { vector_of(k) } else { code.storage(k).ty.to_string() };
+            let _ = writeln!(text, "{ty} x{k}[{turns}];");
+        }
+        if !loads.is_empty() || reduced.len() > 1 {
+            text += &turn;
+            if reduced.len() > 1 {
+                (0..reduced.len()).for_each(|axis| text += &format!("j{axis}[t] = at{axis};\n"));
+                text += &advance;
             }
+            let _ = writeln!(text, "if ({wanted}) {{");
+            for &k in &loads {
+                let value = if moved(k) { format!("load_vec<{}>(a{k} + ({}))", vector_of(k), ahead.element(k)) } else { ahead.read(k) };
+                let _ = writeln!(text, "x{k}[t] = {value};");
+            }
+            text += "}\n}\n";
+        }
+        let _ = writeln!(text, "{turn}if ({wanted}) {{");
+        if vector > 1 {
             for store in self.full_stores(l) {
                 let _ = writeln!(text, "{} y{};", vector_of(store.operand), store.operand);
             }
             let _ = writeln!(text, "#pragma unroll\nfor (int u = 0; u < {vector}; ++u) {{");
-            at[self.kept] = format!("({} + u)", at[self.kept]);
+            at[last] = format!("({} + u)", at[last]);
         }
         // Where element `u` of this turn is among the row's, and among those that this thread keeps.
-        let (position, own) = if vector > 1 { ("g + u", format!("e * {vector} + u")) } else { ("g", "e".into()) };
-        let slot = if matches!(mapping.keep, Keep::Shared(_)) { position.to_string() } else { own };
+        let (position, own) = match vector {
+            1 => (format!("g + t * {step}"), "e + t".into()),
+            _ => (format!("g + t * {step} + u"), format!("(e + t) * {vector} + u")),
+        };
+        let slot = if matches!(mapping.keep, Keep::Shared(_)) { position.clone() } else { own };
         let kept = |v: ValueId| self.levels.is_kept(usize::from(v), l, self.keeps()).then(|| format!("k{v}[{slot}]"));
         let site = InPass {
             via: Via {
                 point: Point::new(self.space, params, &at, ""),
-                read: &|k| moved(k).then(|| format!("x{k}.v[u]")),
+                read: &|k| Some(if moved(k) { format!("x{k}[t].v[u]") } else { format!("x{k}[t]") }),
                 write: &|k| moved(k).then(|| format!("y{k}.v[u]")),
             },
             kept: &kept,
@@ -368,7 +406,7 @@ impl Emitter<'_> {
             }
         }
         for (i, arg, fold) in self.levels.folds(code, l) {
-            let lifted = fold.lift(&site.value(arg as ValueId), position);
+            let lifted = fold.lift(&site.value(arg as ValueId), &position);
             let _ = writeln!(text, "const {} t{i} = {lifted};\nf{i} = {};", fold.ty(), fold.join(&format!("f{i}"), &format!("t{i}")));
         }
         self.full_stores(l).for_each(|s| text += &code.store(s, &site));
@@ -378,8 +416,31 @@ impl Emitter<'_> {
                 let _ = writeln!(text, "store_vec(a{0} + ({1}), y{0});", store.operand, ahead.element(store.operand));
             }
         }
-        text += "}\n}\n";
+        text += "}\n}\n}\n}\n";
         text
+    }
+
+    /// The operands that these values load, each once.
+    fn loads(&self, full: &[usize]) -> Vec<u16> {
+        let loaded = |&i: &usize| if let Inst::Load(k) = self.code.spec.code[i] { Some(k) } else { None };
+        let mut list: Vec<u16> = full.iter().filter_map(loaded).collect();
+        list.sort_unstable();
+        list.dedup();
+        list
+    }
+
+    /// How many turns a thread takes at once: as many as its registers hold the loads of.
+    fn turns(&self, loads: &[u16]) -> i64 {
+        let (vector, last) = (self.mapping.vector, self.space.dims.len() - 1);
+        let registers = |&k: &u16| {
+            let elements = if self.space.stride(k, last).is(1) { vector } else { 1 };
+            (elements * self.code.spec.operands[usize::from(k)].dtype.bytes() as i64 + 3) / 4
+        };
+        let each = loads.iter().map(registers).sum::<i64>().max(1);
+        let ahead = AHEAD[usize::from(self.mapping.threads >= 1024)];
+        let most = (ahead / each).min(TURNS).min(self.mapping.turns).max(1);
+        // The largest power of two that is no more.
+        1 << most.ilog2()
     }
 
     fn full_stores(&self, l: usize) -> impl Iterator<Item = &slabwise_kernels::spec::Store> {
@@ -424,4 +485,23 @@ fn shuffles(i: usize, fold: Fold, lanes: u32) -> String {
         lanes / 2,
         fold.ty()
     )
+}
+
+/// Declares the coordinates `at{axis}` of a point, which start at these, and what is added to them at once so that they advance
+/// by `step` points; with the statements that do so. Nothing for a single axis.
+fn advancing(params: &mut Params, dims: &[Size], starts: &[String], step: i64) -> (String, String) {
+    if dims.len() == 1 {
+        return (String::new(), String::new());
+    }
+    let (mut declared, by) = params.coordinates(&format!("idx({step})"), dims, "by");
+    let mut text = String::new();
+    for axis in (0..dims.len()).rev() {
+        let _ = writeln!(declared, "idx at{axis} = {};", starts[axis]);
+        let _ = writeln!(text, "at{axis} += {};", by[axis]);
+        if axis > 0 {
+            let size = params.divisor(dims[axis]);
+            let _ = writeln!(text, "if (at{axis} >= {size}) {{\nat{axis} -= {size};\n++at{};\n}}", axis - 1);
+        }
+    }
+    (declared, text)
 }

@@ -14,7 +14,7 @@ mod levels;
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Inst, Spec};
+use slabwise_kernels::spec::{Body, Inst, Spec};
 
 use self::emit::{Emitter, Part};
 use self::levels::Levels;
@@ -27,8 +27,10 @@ use crate::lower::{Dispatch, Lowered, Target};
 
 /// Rows longer than this have a block each; there is no use in more than a warp for shorter ones.
 const WARP_ROW: i64 = 1024;
-/// Points of a row's part for each thread of its team, at least.
-const PART: i64 = 16;
+/// Points of a row's part for each thread of its team, at least: where rows lie along memory, and across it.
+const PART: [i64; 2] = [8, 16];
+/// Shorter rows that lie along memory are not cut: a block reads one in less time than another launch takes, which joins parts.
+const CUT: i64 = 16_384;
 /// Most parts of a row: what one warp joins in a few turns.
 const PARTS: i64 = 1024;
 /// Most values a thread keeps in registers between passes, by threads of its block.
@@ -56,6 +58,8 @@ struct Mapping {
     adjacent: bool,
     /// Neighbouring elements that a thread takes at once.
     vector: i64,
+    /// Turns that the team takes along a row or its part.
+    turns: i64,
     keep: Keep,
     /// Parts of a row, if rows are cut.
     parts: i64,
@@ -71,6 +75,8 @@ impl Mapping {
 /// A spec's rows, and how they are shared among threads.
 struct Plan<'a> {
     code: Code<'a>,
+    /// The axes of the spec that have more than one point, in the order in which they are walked.
+    order: Vec<usize>,
     levels: Levels,
     space: Space,
     kept: usize,
@@ -85,10 +91,10 @@ impl<'a> Plan<'a> {
         if finds && reduced_points >= i64::from(i32::MAX) {
             return Err(SpecError(format!("a position among {reduced_points} elements does not fit in an i32")));
         }
-        let (space, kept) = ordered(&code, bounds, finds);
+        let (space, kept, order) = ordered(&code, bounds, finds);
         let levels = Levels::new(&code);
         let mapping = mapping(&code, &levels, &space, kept, bounds, target);
-        Ok(Plan { code, levels, space, kept, mapping })
+        Ok(Plan { code, order, levels, space, kept, mapping })
     }
 
     fn emitter(&self) -> Emitter<'_> {
@@ -131,11 +137,29 @@ pub fn lower_shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option
     Ok(Some(Shared { function, params, threads, shared_bytes, blocks }))
 }
 
-/// The space in the order of memory, merged, with its number of kept axes; at least one axis of each kind.
-fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize) {
+/// Whether what two loops over the same space both reduce is folded in the same order by both, whatever the sizes of a run, and so
+/// has the same bits.
+///
+/// # Errors
+/// If one of them is no kernel.
+pub fn sums_alike(a: &Spec, b: &Spec, bounds: &Env, target: &Target) -> Result<bool, SpecError> {
+    if a.body != Body::Loop || b.body != Body::Loop || a.dims != b.dims || a.reduced != b.reduced {
+        return Ok(false);
+    }
+    let folds = |spec| {
+        let Plan { order, mapping, .. } = Plan::new(spec, bounds, target)?;
+        let reduced = order.into_iter().filter(|&axis| axis >= spec.dims.len() - spec.reduced);
+        Ok((reduced.collect::<Vec<_>>(), [mapping.threads, mapping.team], mapping.adjacent, [mapping.vector, mapping.parts]))
+    };
+    Ok(folds(a)? == folds(b)?)
+}
+
+/// The space in the order of memory, merged, with its number of kept axes, at least one axis of each kind; and that order.
+fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize, Vec<usize>) {
     let spec = code.spec;
     let (axes, kept) = (spec.dims.len(), spec.dims.len() - spec.reduced);
     let mut space = Space::new(spec);
+    let mut order: Vec<usize> = (0..axes).collect();
     // Reductions read more than they write: follow the operand that varies most.
     let varied = |k: &u16| {
         let along = spec.dims.iter().zip(&spec.operands[usize::from(*k)].strides).filter(|(_, s)| !s.is(0));
@@ -143,11 +167,12 @@ fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize) {
     };
     if let Some(guide) = code.loads().into_iter().max_by_key(varied) {
         let strides = &spec.operands[usize::from(guide)].strides;
-        let mut order = memory_order(strides, 0, kept, bounds);
+        order = memory_order(strides, 0, kept, bounds);
         // Positions are counted in the order of the axes.
         order.extend(if finds { (kept..axes).collect() } else { memory_order(strides, kept, axes, bounds) });
         space.permute(&order);
     }
+    order.retain(|&axis| !spec.dims[axis].is(1));
     let left = space.merge(0, kept);
     let reduced = space.merge(left, space.dims.len());
     if reduced == 0 {
@@ -156,7 +181,7 @@ fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize) {
     if left == 0 {
         space.insert(0);
     }
-    (space, left.max(1))
+    (space, left.max(1), order)
 }
 
 /// Whether most of the memory runs along the reduced axes.
@@ -201,6 +226,10 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
             } else {
                 1024
             };
+            // A row for each multiprocessor or so: more threads, with a vector each at least.
+            while threads < 1024 && rows.saturating_mul(threads.into()) < 1024 * multiprocessors && len >= 8 * i64::from(threads) {
+                threads *= 2;
+            }
             team = threads;
         }
     } else {
@@ -213,8 +242,11 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
     let groups = rows.max(1).div_euclid(i64::from(threads / team)).max(1);
     let mut parts = 1;
     // A row is cut where blocks are too few and each has enough to do.
-    let part = PART * i64::from(if adjacent { THREADS } else { team });
-    if groups < 2 * multiprocessors && len >= 2 * part {
+    let (part, least) = match adjacent {
+        true => (PART[0] * i64::from(THREADS), CUT),
+        false => (PART[1] * i64::from(team), 2 * PART[1] * i64::from(team)),
+    };
+    if groups < 2 * multiprocessors && len >= least {
         parts = (4 * multiprocessors / groups).min(len / part).clamp(1, PARTS);
         if parts > 1 && adjacent {
             (threads, team) = (THREADS, THREADS);
@@ -222,10 +254,11 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
     }
     let crossing = levels.crossing.iter().filter(|c| **c).count() as i64;
     let vector = match adjacent {
-        true if space.dims.len() == kept + 1 && len >= 4 * i64::from(team) => vector_width(space, &touched(code), kept, false).min(8),
+        true if len >= 4 * i64::from(team) => vector_width(space, &touched(code), space.dims.len() - 1, false).min(8),
         _ => 1,
     };
     let each = (len.max(1) as u64).div_ceil(team as u64 * vector as u64) as i64 * vector;
+    let turns = (each / vector + parts - 1) / parts;
     let registers = KEPT.iter().find(|(t, _)| threads <= *t).map_or(0, |(_, n)| *n);
     let shared = len.saturating_mul(crossing).saturating_mul(4);
     let keep = if crossing == 0 || parts > 1 {
@@ -237,7 +270,7 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
     } else {
         Keep::Nowhere
     };
-    Mapping { threads, team, adjacent, vector, keep, parts }
+    Mapping { threads, team, adjacent, vector, turns, keep, parts }
 }
 
 /// Rows cut into parts: for each pass, a kernel over the parts and one that joins them.
