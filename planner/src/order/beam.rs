@@ -4,7 +4,8 @@
 use super::compact::Compact;
 use super::exact::Verdict;
 use super::expand::{Child, Limits, State};
-use std::collections::{BTreeMap, HashSet};
+use rustc_hash::FxHashSet;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// States that wait to be followed, for each that is.
@@ -25,7 +26,7 @@ pub(super) fn search(problem: &Compact, width: usize, threshold: i128, limits: &
     if start.walk.peak > threshold {
         return Verdict::AtLeast(start.walk.peak);
     }
-    let mut seen: HashSet<u128> = HashSet::new();
+    let mut seen: FxHashSet<u128> = FxHashSet::default();
     let mut at_least = i128::MAX;
     let mut complete = true;
     let mut levels: BTreeMap<usize, Vec<Candidate>> = BTreeMap::new();

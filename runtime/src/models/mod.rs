@@ -266,7 +266,7 @@ impl Network {
     pub fn training(&self, session: &mut Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Program<1>> {
         let (trace, loss) = (Trace::training(), batch.into());
         let loss = self.loss(&trace, loss);
-        optimizer.minimize(&trace, loss);
+        self.minimize(&trace, loss, optimizer);
         session.compile(&trace, [loss])
     }
 
@@ -277,7 +277,7 @@ impl Network {
     pub fn plan_training(&self, session: &Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Plan> {
         let (trace, loss) = (Trace::training(), batch.into());
         let loss = self.loss(&trace, loss);
-        optimizer.minimize(&trace, loss);
+        self.minimize(&trace, loss, optimizer);
         session.plan(&trace, [loss])
     }
 
@@ -290,6 +290,14 @@ impl Network {
         let trace = Trace::inference();
         let logits = self.logits(&trace, batch.into());
         session.compile(&trace, [logits])
+    }
+
+    /// Has the weights learn, or of a model whose rest is frozen those of the last layer.
+    fn minimize<'t>(&self, trace: &'t Trace, loss: Tensor<'t>, optimizer: OptimizerKind) {
+        if let Some(head) = self.model.sizes().head() {
+            trace.freeze(move |weight| !weight.name.starts_with(head));
+        }
+        optimizer.minimize(trace, loss);
     }
 
     fn logits<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {

@@ -8,6 +8,7 @@ use slabwise_kernels::spec::MAX_ARGUMENTS;
 use smallvec::SmallVec;
 
 use super::{RunStats, Session};
+use crate::checks::Watch;
 use crate::error::{Error, Result};
 use crate::program::{Compiled, Place, Work};
 
@@ -46,9 +47,7 @@ impl Session {
     fn run_kernels(&mut self, inner: &Compiled, slab: Region, env: &mut Env, place: &dyn Fn(usize) -> Region) -> Result<u64> {
         let mut peak = 0;
         self.tickets.clear();
-        if inner.guard > 0 {
-            crate::checks::begin(self, inner, slab)?;
-        }
+        let mut watch = if inner.guard > 0 { Some(Watch::begin(self, inner, slab)?) } else { None };
         for (at, step) in inner.steps.iter().enumerate() {
             self.make_room(inner, at, env, slab)?;
             let workspace = slab.part(step.workspace.offset, step.workspace.bytes);
@@ -84,8 +83,8 @@ impl Session {
             if let (Some(started), Some(profile)) = (started, &mut self.profile) {
                 profile[at] = profile[at].min(started.elapsed().as_secs_f64());
             }
-            if inner.guard > 0 {
-                crate::checks::after(self, inner, slab, at)?;
+            if let Some(watch) = &mut watch {
+                watch.after(self, inner, slab, at)?;
             }
         }
         self.memory.end_run(inner.loaded.as_ref())?;
