@@ -314,3 +314,6 @@ pub fn holders_at_peak(dag: &Dag, plan: &Plan) -> Vec<(Holder, u64)> {
     holders.sort_by_key(|&(holder, bytes)| (std::cmp::Reverse(bytes), holder));
     holders
 }
+
+#[cfg(test)]
+mod tests;

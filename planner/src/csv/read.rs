@@ -5,8 +5,8 @@ use super::{
 };
 use crate::liveness::Lifetime;
 use crate::pack::{Gap, InPlace, Item, Placement, Problem, Space, Window};
-use std::borrow::Cow;
 use rustc_hash::FxHashMap;
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// Reads a table from text.

@@ -4,6 +4,7 @@
 use super::compact::Compact;
 use super::exact::Verdict;
 use super::expand::{Child, Limits, State};
+use crate::relations::count_looks;
 use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -35,7 +36,10 @@ pub(super) fn search(problem: &Compact, width: usize, threshold: i128, limits: &
     while let Some((_, mut level)) = levels.pop_first() {
         complete &= keep(&mut level, width);
         for Candidate { parent, child, .. } in level {
-            let mut state = Rc::try_unwrap(parent).unwrap_or_else(|parent| (*parent).clone());
+            let mut state = Rc::try_unwrap(parent).unwrap_or_else(|parent| {
+                count_looks(problem.tasks() as u64);
+                (*parent).clone()
+            });
             if let Some(task) = child {
                 state.follow(task, threshold);
             }

@@ -111,7 +111,7 @@ pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Rema
     let parts = if problem.is_long() { LONG_SLAB_PARTS } else { SLAB_PARTS };
     // What a packing takes at least: as long as the last one that was given no time for more.
     let mut quickest = PACKED.saturating_mul(problem.net.len() as u32);
-    for (seed, part) in (options.seed..).zip(parts) {
+    for (seed, part) in (0..).map(|round| options.seed.wrapping_add(round)).zip(parts) {
         let mut remat = problem.solve(&RematOptions { seed, ..*options }, target, &orders, &mut clock.slice(part, quickest));
         let limits = match (options.limit, clock.left()) {
             (Limit::Time(time), Some(left)) => {
@@ -188,7 +188,9 @@ struct Problem {
 impl Problem {
     fn new(graph: &RematGraph, options: &RematOptions, clock: &Clock) -> Result<Problem, RematError> {
         match *options {
-            RematOptions { budget: Budget::Fraction(fraction), .. } if !is_amount(fraction) => return Err(RematError::Fraction { fraction }),
+            RematOptions { budget: Budget::Fraction(fraction), .. } if !is_amount(fraction) => {
+                return Err(RematError::Fraction { fraction });
+            }
             RematOptions { link: Some(link), .. } if !is_amount(link) => return Err(RematError::Link { link }),
             _ => {}
         }

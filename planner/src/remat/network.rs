@@ -1,7 +1,7 @@
 //! The problem of the search: what can be computed, numbered without gaps, with neighbours in flat lists.
 
-use std::cmp::Reverse;
 use rustc_hash::FxHashSet;
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::dag::{BufferId, Dag, Task, TaskId};

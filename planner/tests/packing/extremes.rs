@@ -7,8 +7,7 @@ use slabwise_planner::csv;
 use slabwise_planner::pack::{Limits, Violation, Window, check};
 use std::time::Duration;
 
-const NUMBERS: [u64; 12] =
-    [0, 1, 7, 1 << 31, 1 << 32, 1 << 53, (1 << 62) - 1, 1 << 62, i64::MAX as u64, 1 << 63, u64::MAX - 7, u64::MAX];
+const NUMBERS: [u64; 12] = [0, 1, 7, 1 << 31, 1 << 32, 1 << 53, (1 << 62) - 1, 1 << 62, i64::MAX as u64, 1 << 63, u64::MAX - 7, u64::MAX];
 
 #[test]
 fn absurd_numbers_are_packed_or_refused() {
@@ -70,9 +69,8 @@ fn absurd_numbers_in_tables() {
             let value = |name: &str, usual: &str| if name == column { number.clone() } else { usual.to_string() };
             let [lower, upper, size] = [("lower", "2"), ("upper", "9"), ("size", "64")].map(|(name, usual)| value(name, usual));
             let [align, fixed, offset] = [("alignment", "8"), ("fixed", ""), ("offset", "")].map(|(name, usual)| value(name, usual));
-            let text = format!(
-                "id,lower,upper,size,alignment,fixed,offset\na,{lower},{upper},{size},{align},{fixed},{offset}\nb,1,20,32,16,,\n"
-            );
+            let text =
+                format!("id,lower,upper,size,alignment,fixed,offset\na,{lower},{upper},{size},{align},{fixed},{offset}\nb,1,20,32,16,,\n");
             match csv::read(&text) {
                 Ok(table) => {
                     assert_eq!(csv::read(&csv::write(&table)).as_ref(), Ok(&table), "{text}");
