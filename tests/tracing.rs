@@ -141,3 +141,40 @@ fn optimizers_can_be_written_outside() {
     assert!(graph.variable("sign.total.a.weight").is_some());
     assert_eq!(finish(0.0).unwrap_err()[0].message, "minimize: sign: the rate is 0");
 }
+
+/// A call through `dyn` loses its line; [`Tensor::apply`] does not, and without it the last line of the model before is named.
+#[test]
+fn layers_behind_dyn_have_mistakes_in_the_lines_of_the_model() {
+    let params = Params::seeded(42);
+    let linear = Linear::new(&params.root() / "head", 256, 10);
+    let layers: [(&dyn Module, &str); 2] = [(&linear, "matmul"), (&Sequential::new().then(MaxPool2d::new(2)), "max_pool2d")];
+    for (layer, says) in layers {
+        for applied in [true, false] {
+            let trace = Trace::inference();
+            let line = line!() + 1;
+            let x = trace.input("x", F32, (4, 7));
+            let _ = if applied { x.apply(layer) } else { layer.forward(x) };
+            let line = if applied { line + 1 } else { line };
+            let said: Vec<String> = trace.finish(&[]).unwrap_err().iter().map(ToString::to_string).collect();
+            assert!(said.len() == 1 && said[0].starts_with(&format!("{}:{line}: {says}", file!())), "{said:?}");
+        }
+    }
+}
+
+/// A rule of what stays as it is may use the trace that asks it.
+#[test]
+fn freezing_may_look_at_the_trace() {
+    let params = Params::seeded(42);
+    let linear = Linear::new(&params.root() / "head", 7, 1);
+    let trace = std::rc::Rc::new(Trace::training());
+    let own = trace.clone();
+    trace.freeze(move |weight| {
+        let _ = own.input(if weight.name.ends_with("bias") { "a" } else { "b" }, F32, ());
+        weight.name.ends_with("bias")
+    });
+    let x = trace.input("x", F32, (4, 7));
+    trace.minimize(x.apply(&linear).mean(), Sgd::new(0.1));
+    // What it adds to the trace is said to be wrong like anything else.
+    let said = trace.finish(&[]).expect_err("the same inputs, several times");
+    assert!(said.iter().all(|mistake| mistake.to_string().contains("\"a\"") || mistake.to_string().contains("\"b\"")), "{said:?}");
+}

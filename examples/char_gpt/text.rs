@@ -40,10 +40,11 @@ impl Text {
     pub fn read(path: Option<&Path>, length: usize) -> Result<Text> {
         let Some(path) = path else { return Text::parse("the built-in text", SHAKESPEARE, length) };
         let name = path.display().to_string();
-        let file = File::open(path).map_err(|source| Error::Io { path: path.into(), source })?;
+        let unread = |why: std::io::Error| Error::Value(format!("{name}: {why}"));
+        let file = File::open(path).map_err(unread)?;
         let mut bytes = Vec::new();
         // One more than is allowed tells a file that is too long.
-        file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|source| Error::Io { path: path.into(), source })?;
+        file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unread)?;
         Text::parse(&name, &bytes, length)
     }
 

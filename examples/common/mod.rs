@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use slabwise::Error;
 use slabwise::data::Mnist;
 use slabwise::prelude::*;
+use slabwise_planner::shortened;
 
 /// The options of an example that learns MNIST.
 #[allow(dead_code, reason = "not every example learns from images in epochs")]
@@ -89,7 +91,7 @@ impl Run {
             train.plan().write_svg(path)?;
         }
         let Some(path) = &self.resume else { return Ok(0) };
-        session.load(path)?;
+        session.load(path).map_err(|error| Error::Value(error.to_string()))?;
         let done = session.value("optim.step")?.first().map_or(0, |&completed| completed as u32);
         println!("resumed after step {done} from {}", path.display());
         Ok(done)
@@ -151,13 +153,13 @@ impl Epoch {
     }
 }
 
-/// What the process ends with; an error goes to stderr in words.
+/// Most characters of a line of an error.
+const LINE_MAX: usize = 2000;
+
+/// What the process ends with, as the command line does: 2 for options and files that are no good, 1 for what else fails. An error
+/// goes to stderr in words; what it quotes of files cannot take the terminal over.
 pub fn exit(result: Result<()>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    format!("error: {error}").lines().for_each(|line| eprintln!("{}", shortened(line, LINE_MAX)));
+    if matches!(error, Error::DataFile(_) | Error::Value(_)) { ExitCode::from(2) } else { ExitCode::FAILURE }
 }

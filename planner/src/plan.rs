@@ -27,7 +27,7 @@ impl Default for Options {
 }
 
 /// Why there is no plan.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// The dag is broken.
     #[error(transparent)]
@@ -35,6 +35,12 @@ pub enum PlanError {
     /// The offsets cannot be computed.
     #[error(transparent)]
     Problem(#[from] ProblemError),
+    /// A link to the host has no speed.
+    #[error("copying a byte is to take the time {cost_per_byte}: it takes a finite number from 0 on")]
+    Link {
+        /// The time for a byte.
+        cost_per_byte: f64,
+    },
 }
 
 /// Where every byte of a run lies, and when. Made by [`plan()`], believed only after [`check`](crate::check()).
@@ -295,7 +301,9 @@ pub fn peak(dag: &Dag, plan: &Plan) -> (usize, u64) {
 /// If the plan is not one of this dag.
 pub fn holders_at_peak(dag: &Dag, plan: &Plan) -> Vec<(Holder, u64)> {
     let (step, _) = peak(dag, plan);
-    let begins_in_place = |i: usize| plan.lifetimes[i].start == step as u64 && plan.reused.iter().any(|pair| pair.to.index() == i);
+    let mut in_place = vec![false; dag.buffers.len()];
+    plan.reused.iter().for_each(|pair| in_place[pair.to.index()] = true);
+    let begins_in_place = |i: usize| plan.lifetimes[i].start == step as u64 && in_place[i];
     let mut holders: Vec<(Holder, u64)> = (0..dag.buffers.len())
         .filter(|&i| plan.lifetimes[i].contains(step as u64) && !begins_in_place(i))
         .map(|i| (Holder::Buffer(BufferId(i as u32)), dag.buffers[i].occupied_on_device()))
@@ -306,3 +314,6 @@ pub fn holders_at_peak(dag: &Dag, plan: &Plan) -> Vec<(Holder, u64)> {
     holders.sort_by_key(|&(holder, bytes)| (std::cmp::Reverse(bytes), holder));
     holders
 }
+
+#[cfg(test)]
+mod tests;

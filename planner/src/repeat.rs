@@ -9,7 +9,7 @@ use crate::check::{Checked, check_repeats};
 use crate::dag::{Buffer, BufferId, Dag, MayReuse, Task, TaskId};
 use crate::plan::{Options, Plan, PlanError, plan};
 use crate::remat::DagSearch;
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 /// A dag made from another: each of its tasks is a run of one task of that, each of its buffers what one run makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl Repeated {
 
     /// The runs that are not the first of their tasks.
     pub fn again(&self) -> Vec<TaskId> {
-        let mut ran = HashSet::new();
+        let mut ran = FxHashSet::default();
         (0u32..).zip(&self.task_of).filter(|&(_, task)| !ran.insert(*task)).map(|(run, _)| TaskId(run)).collect()
     }
 

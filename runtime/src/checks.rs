@@ -5,6 +5,8 @@
 //! outside of what is live then must hold it still; then what ended is filled again. A kernel that reads a buffer which had
 //! ended computes with NaN; one that writes where it must not is named.
 
+use std::collections::BTreeMap;
+
 use slabwise_kernels::memory::Region;
 
 use crate::error::{Error, Result};
@@ -13,92 +15,115 @@ use crate::session::Session;
 
 const POISON: u8 = 0xFF;
 
-/// The parts of the slab in use at a step, ascending.
-fn live(inner: &Compiled, step: usize) -> Vec<(u64, u64)> {
-    let lifetimes = &inner.plan.offsets().lifetimes;
-    let mut parts: Vec<(u64, u64)> = inner
-        .buffers
-        .iter()
-        .zip(lifetimes)
-        .filter(|(b, l)| !b.on_host && (l.start as usize) <= step && step < l.end as usize)
-        .map(|(b, _)| (b.place.offset, b.place.offset + b.used))
-        .collect();
-    if let Some(Planned { offset, bytes }) = inner.steps.get(step).map(|s| s.workspace) {
-        parts.push((offset, offset + bytes));
-    }
-    parts.sort_unstable();
-    parts
-}
+/// The parts of the slab in use, ascending: where each begins and ends, and how many buffers lie just there.
+#[derive(Default)]
+struct Parts(BTreeMap<(u64, u64), u32>);
 
-/// Calls `visit` with every stretch of the slab that is in none of the parts.
-fn gaps(parts: &[(u64, u64)], end: u64, mut visit: impl FnMut(u64, u64)) {
-    let mut at = 0;
-    for &(start, stop) in parts {
-        if start > at {
-            visit(at, start);
+impl Parts {
+    fn add(&mut self, part: (u64, u64)) {
+        *self.0.entry(part).or_default() += 1;
+    }
+
+    fn remove(&mut self, part: (u64, u64)) {
+        if let Some(count) = self.0.get_mut(&part) {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(&part);
+            }
         }
-        at = at.max(stop);
     }
-    if end > at {
-        visit(at, end);
-    }
-}
 
-/// Before the first step: everything but the inputs is dead.
-pub(crate) fn begin(session: &mut Session, inner: &Compiled, slab: Region) -> Result<()> {
-    let lifetimes = &inner.plan.offsets().lifetimes;
-    let mut inputs: Vec<(u64, u64)> = inner
-        .inputs
-        .iter()
-        .filter_map(|i| i.buffer)
-        .filter(|&b| lifetimes[b].start == 0)
-        .map(|b| (inner.buffers[b].place.offset, inner.buffers[b].place.offset + inner.buffers[b].used))
-        .collect();
-    inputs.sort_unstable();
-    poison(session, &inputs, slab)
-}
-
-/// Fills what is in none of the parts.
-fn poison(session: &mut Session, parts: &[(u64, u64)], slab: Region) -> Result<()> {
-    let mut filled = Ok(());
-    gaps(parts, slab.bytes, |from, to| {
-        if filled.is_ok() {
-            filled = session.memory.fill(&slab.part(from, to - from), POISON);
+    /// Calls `visit` with every stretch of the slab that is in none of the parts.
+    fn gaps(&self, end: u64, mut visit: impl FnMut(u64, u64)) {
+        let mut at = 0;
+        for &(start, stop) in self.0.keys() {
+            if start > at {
+                visit(at, start);
+            }
+            at = at.max(stop);
         }
-    });
-    filled
-}
+        if end > at {
+            visit(at, end);
+        }
+    }
 
-/// After a step: what was not live is untouched, and what ended is dead.
-pub(crate) fn after(session: &mut Session, inner: &Compiled, slab: Region, step: usize) -> Result<()> {
-    let mut broken = None;
-    let live = live(inner, step);
-    session.memory.look(&slab, |memory, slab| {
-        gaps(&live, slab.bytes, |from, to| {
-            let bytes = memory.bytes(&slab.part(from, to - from));
-            if let Some(at) = bytes.iter().position(|b| *b != POISON) {
-                broken.get_or_insert(from + at as u64);
+    /// Fills what is in none of the parts.
+    fn poison_others(&self, session: &mut Session, slab: Region) -> Result<()> {
+        let mut filled = Ok(());
+        self.gaps(slab.bytes, |from, to| {
+            if filled.is_ok() {
+                filled = session.memory.fill(&slab.part(from, to - from), POISON);
             }
         });
-    })?;
-    if let Some(at) = broken {
-        let message = format!("byte {at} of the slab was written, which belongs to no live buffer");
-        return Err(Error::MemoryCheck { step, task: inner.steps[step].name.clone(), message });
+        filled
     }
-    // What lives on is what is live in the next step, less what only begins there.
-    let lifetimes = &inner.plan.offsets().lifetimes;
-    let mut staying: Vec<(u64, u64)> = inner
-        .buffers
-        .iter()
-        .zip(lifetimes)
-        .filter(|(b, l)| !b.on_host && (l.start as usize) <= step && (l.end as usize) > step + 1)
-        .map(|(b, _)| (b.place.offset, b.place.offset + b.used))
-        .collect();
-    // Outputs outlive the last step.
-    if step + 1 == inner.steps.len() {
-        staying
-            .extend(inner.outputs.iter().map(|&o| (inner.buffers[o].place.offset, inner.buffers[o].place.offset + inner.buffers[o].used)));
+}
+
+/// What a run is watched by: what is live as its steps go by.
+pub(crate) struct Watch {
+    live: Parts,
+    /// The buffers of the slab, in the order in which they begin to live and in that in which they end, and how many of each have.
+    by_start: Vec<usize>,
+    by_end: Vec<usize>,
+    started: usize,
+    ended: usize,
+}
+
+/// The part of the slab that a buffer takes.
+fn part(inner: &Compiled, buffer: usize) -> (u64, u64) {
+    let buffer = &inner.buffers[buffer];
+    (buffer.place.offset, buffer.place.offset + buffer.used)
+}
+
+impl Watch {
+    /// Before the first step: everything but the inputs is dead.
+    pub(crate) fn begin(session: &mut Session, inner: &Compiled, slab: Region) -> Result<Watch> {
+        let lifetimes = &inner.plan.offsets().lifetimes;
+        let mut inputs = Parts::default();
+        let at_start = inner.inputs.iter().filter_map(|i| i.buffer).filter(|&b| lifetimes[b].start == 0);
+        at_start.for_each(|b| inputs.add(part(inner, b)));
+        let lives = |b: &usize| !inner.buffers[*b].on_host && !lifetimes[*b].is_empty();
+        let mut by_start: Vec<usize> = (0..inner.buffers.len()).filter(lives).collect();
+        let mut by_end = by_start.clone();
+        by_start.sort_by_key(|&b| lifetimes[b].start);
+        by_end.sort_by_key(|&b| lifetimes[b].end);
+        inputs.poison_others(session, slab)?;
+        Ok(Watch { live: Parts::default(), by_start, by_end, started: 0, ended: 0 })
     }
-    staying.sort_unstable();
-    poison(session, &staying, slab)
+
+    /// After a step: what was not live is untouched, and what ended is dead.
+    pub(crate) fn after(&mut self, session: &mut Session, inner: &Compiled, slab: Region, step: usize) -> Result<()> {
+        let lifetimes = &inner.plan.offsets().lifetimes;
+        let Planned { offset, bytes } = inner.steps[step].workspace;
+        let workspace = (offset, offset + bytes);
+        while let Some(&b) = self.by_start.get(self.started).filter(|&&b| lifetimes[b].start <= step as u64) {
+            self.live.add(part(inner, b));
+            self.started += 1;
+        }
+        self.live.add(workspace);
+        let mut broken = None;
+        session.memory.look(&slab, |memory, slab| {
+            self.live.gaps(slab.bytes, |from, to| {
+                let bytes = memory.bytes(&slab.part(from, to - from));
+                if let Some(at) = bytes.iter().position(|b| *b != POISON) {
+                    broken.get_or_insert(from + at as u64);
+                }
+            });
+        })?;
+        if let Some(at) = broken {
+            let message = format!("byte {at} of the slab was written, which belongs to no live buffer");
+            return Err(Error::MemoryCheck { step, task: inner.steps[step].name.clone(), message });
+        }
+        // What lives on is what is live in the next step, less what only begins there.
+        self.live.remove(workspace);
+        while let Some(&b) = self.by_end.get(self.ended).filter(|&&b| lifetimes[b].end <= step as u64 + 1) {
+            self.live.remove(part(inner, b));
+            self.ended += 1;
+        }
+        // Outputs outlive the last step.
+        if step + 1 == inner.steps.len() {
+            inner.outputs.iter().for_each(|&o| self.live.add(part(inner, o)));
+        }
+        self.live.poison_others(session, slab)
+    }
 }

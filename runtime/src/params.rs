@@ -1,5 +1,6 @@
 //! Declarations of named parameters: nothing is allocated here.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Div;
 use std::panic::Location;
@@ -85,9 +86,31 @@ pub struct Params {
 struct Registry {
     /// In the order of declaration. What is declared does not hold the registry: nothing would ever free either.
     declared: Vec<Arc<Declaration>>,
+    /// Where each name stands in it.
+    places: HashMap<Arc<str>, usize>,
     /// How many declarations there were, one name's several among them.
     declarations: u64,
     mistakes: Vec<Mistake>,
+}
+
+impl Registry {
+    fn find(&self, name: &str) -> Option<&Arc<Declaration>> {
+        self.places.get(name).map(|&place| &self.declared[place])
+    }
+
+    /// Adds a declaration of a name that has none.
+    fn add(&mut self, it: Arc<Declaration>) {
+        self.places.insert(Arc::clone(&it.name), self.declared.len());
+        self.declared.push(it);
+    }
+
+    fn remove(&mut self, name: &str) {
+        let Some(place) = self.places.remove(name) else { return };
+        self.declared.remove(place);
+        for (later, it) in self.declared.iter().enumerate().skip(place) {
+            self.places.insert(Arc::clone(&it.name), later);
+        }
+    }
 }
 
 impl Params {
@@ -188,11 +211,11 @@ impl Scope {
     #[track_caller]
     fn declare(&self, name: &str, shape: Shape, init: Init, trained: bool) -> Param {
         let mut new = self.describe(name, shape, init, trained);
-        let known = self.params.registry().declared.iter().find(|known| known.name == new.name).cloned();
+        let known = self.params.registry().find(&new.name).cloned();
         match known {
             None => {
                 let it = Arc::new(new);
-                self.params.registry().declared.push(Arc::clone(&it));
+                self.params.registry().add(Arc::clone(&it));
                 return Param { it, params: self.params.clone() };
             }
             Some(known) if known.faulty || new.faulty || (&known.dims, known.trained) == (&new.dims, new.trained) => {}
@@ -215,15 +238,15 @@ impl Scope {
     pub(crate) fn redeclare(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
         let it = Arc::new(self.describe(name, shape.into(), init, true));
         let mut registry = self.params.registry();
-        if let Some(slot) = registry.declared.iter_mut().find(|known| known.name == it.name) {
-            *slot = Arc::clone(&it);
+        if let Some(&place) = registry.places.get(&it.name) {
+            registry.declared[place] = Arc::clone(&it);
         }
         Param { it, params: self.params.clone() }
     }
 
     /// Takes a declaration back.
     pub(crate) fn retract(&self, param: &Param) {
-        self.params.registry().declared.retain(|known| known.name != param.it.name);
+        self.params.registry().remove(param.name());
     }
 
     /// Records what is wrong with a declaration.

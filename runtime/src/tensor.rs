@@ -69,7 +69,8 @@ impl<'t> Tensor<'t> {
     /// The result of a layer.
     #[track_caller]
     pub fn apply<M: Module + ?Sized>(self, layer: &M) -> Tensor<'t> {
-        layer.forward(self)
+        // A call through `dyn` loses the caller's line.
+        self.trace.on_behalf(Location::caller(), || layer.forward(self))
     }
 
     /// The result of a segment of a model whose inside the way back makes again rather than keeps: of everything between

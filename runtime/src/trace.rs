@@ -69,6 +69,8 @@ struct Building {
     /// The line reported for calls made by this library itself, where the caller's line is lost: inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
     stand_in: Option<Line>,
+    /// The last line outside of this library that something was recorded for.
+    last_line: Option<Line>,
 }
 
 /// A variable of the trace.
@@ -82,10 +84,15 @@ struct Held {
 }
 
 impl Building {
-    /// `at`, unless it lies in this library and there is a line to report in its place.
-    fn user_line(&self, at: Line) -> Line {
+    /// `at`, unless it lies in this library and there is a line to report in its place: that of a call, or the last one before a
+    /// layer was called through `dyn`, which loses the caller's line.
+    fn user_line(&mut self, at: Line) -> Line {
         let own = file!().strip_suffix("trace.rs").is_some_and(|folder| at.file().starts_with(folder));
-        self.stand_in.filter(|_| own).unwrap_or(at)
+        if !own {
+            self.last_line = Some(at);
+            return at;
+        }
+        self.stand_in.or(self.last_line).unwrap_or(at)
     }
 
     /// The layer of an operation: that of a parameter among its operands, else the first an operand has.

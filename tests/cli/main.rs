@@ -277,7 +277,7 @@ fn bench_compile_times_each_stage() {
 #[test]
 fn help_lists_the_sizes_of_models() {
     let help = text("plan --help");
-    for line in ["lstm:vocabulary=128,width=128,hidden=256,length=32,layers=1", "ode:width=16,hidden=64,steps=20,classes=10"] {
+    for line in ["lstm:vocabulary=128,width=128,hidden=256,length=32,layers=1,frozen=false", "ode:width=16,hidden=64,steps=20,classes=10"] {
         assert!(help.contains(line), "{help}");
     }
 }

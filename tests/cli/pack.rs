@@ -86,3 +86,18 @@ fn bad_input_of_pack_is_named() {
     let nowhere = failure_with_report(&format!("pack {path} -o {path}/none.csv"), 1);
     assert!(nowhere.contains("none.csv"), "{nowhere}");
 }
+
+/// An effort in place of a time gives the same offsets every time, with any number of threads.
+#[test]
+fn an_effort_is_repeatable() {
+    let known = slabwise_planner::generate::tiling(5, 60, 40, 1000, slabwise_planner::generate::Cuts::Mixed);
+    let rows = known.problem.items.iter().enumerate().map(|(id, it)| format!("{id},{},{},{}\n", it.life.start, it.life.end, it.size));
+    let (folder, path) = table(&format!("id,lower,upper,size\n{}", rows.collect::<String>()));
+    let packed = |options: &str| {
+        let out = folder.path().join("out.csv");
+        text(&format!("pack {path} --effort 20000 {options} -o {}", out.display()));
+        std::fs::read_to_string(out).unwrap()
+    };
+    let first = packed("--threads 1");
+    assert!(["--threads 1", "--threads 2", "--threads 5", ""].iter().all(|options| packed(options) == first));
+}

@@ -180,7 +180,7 @@ fn options_of_the_examples_are_checked() {
                 command.arg(format!("{option}={value}"));
                 let file = if ["--data", "--resume"].contains(option) { value } else { option };
                 let (code, message) = refused(command, file.trim_start_matches("--"));
-                assert_ne!(code, 0, "{name} {option}={value}: {message}");
+                assert_eq!(code, 2, "{name} {option}={value}: {message}");
             }
         }
     }

@@ -58,6 +58,20 @@ fn packing_problems() {
 }
 
 #[test]
+fn names_that_fill_a_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("table.csv");
+    let table = format!("id,lower,upper,size,space\na,0,2,6,{}\nb,1,3,6,\x1b[31m\n", "x".repeat(300_000));
+    fs::write(&path, table).expect("it is written");
+    let mut command = slabwise();
+    command.arg("pack").arg(&path);
+    let output = super::ended(command);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let shown = String::from_utf8(output.stdout).expect("text");
+    assert!(shown.len() < 2_000 && !shown.chars().any(|c| c.is_control() && c != '\n'), "{shown}");
+}
+
+#[test]
 fn graphs() {
     let whole = seed("planner/fuzz/graphs/chain.json");
     read_by_command("graph.json", "graph", &whole, damage::text, &["order", "FILE"]);

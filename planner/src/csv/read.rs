@@ -5,6 +5,7 @@ use super::{
 };
 use crate::liveness::Lifetime;
 use crate::pack::{Gap, InPlace, Item, Placement, Problem, Space, Window};
+use rustc_hash::FxHashMap;
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -144,7 +145,7 @@ impl Reader {
         for giver in &self.givers {
             self.problem.in_place.push(InPlace { from: find(IN_PLACE, giver)?, to: giver.0 });
         }
-        let mut next: HashMap<usize, usize> = HashMap::new();
+        let mut next: FxHashMap<usize, usize> = FxHashMap::default();
         let mut has_previous = vec![false; if self.follows.is_empty() { 0 } else { self.lines.len() }];
         for follower in &self.follows {
             if next.insert(find(FOLLOWS, follower)?, follower.0).is_some() {

@@ -1,14 +1,14 @@
 //! From a table to text.
 
 use super::{ALIAS, ALIGNMENT, COLUMNS, FIXED, FOLLOWS, GAPS, IN_PLACE, OFFSET, REQUIRED, SPACE, Table};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::fmt::Write;
 
 /// Writes a table as text. A column that no item needs is left out. What refers to an item whose id is empty cannot be
 /// written and is left out as well.
 pub fn write(table: &Table) -> String {
     let problem = &table.problem;
-    let mut extra: HashMap<(usize, usize), String> = HashMap::new();
+    let mut extra: FxHashMap<(usize, usize), String> = FxHashMap::default();
     let mut note = |item: usize, column: usize, text: &dyn std::fmt::Display| {
         let field = extra.entry((item, column)).or_default();
         let space = if field.is_empty() { "" } else { " " };

@@ -21,6 +21,7 @@ use transfers::{Offloader, Timeline, Value};
 pub use within::{Trip, WithLink, plan_with_link};
 
 use crate::dag::{Buffer, BufferId, Dag, MayReuse, Space, Task, TaskId};
+use rustc_hash::FxHashMap;
 
 /// The way to the host and back.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,6 +83,11 @@ impl Offloaded {
         let bare = Dag { tasks: Vec::with_capacity(dag.tasks.len()), buffers: dag.buffers.clone(), may_reuse: Vec::new() };
         let mut new = Offloaded { dag: bare, work: Vec::new(), buffer_of: own, copies: Vec::new() };
         let mut at: Vec<Whereabouts> = (0..dag.buffers.len() as u32).map(|b| Whereabouts::new(BufferId(b))).collect();
+        let mut first_use: FxHashMap<u32, u32> = FxHashMap::default();
+        for transfer in transfers {
+            let first = first_use.entry(transfer.value).or_insert(transfer.used);
+            *first = transfer.used.min(*first);
+        }
         let mut events = events(transfers).into_iter().peekable();
         let mut pairs = dag.may_reuse.clone();
         pairs.sort_unstable();
@@ -91,7 +97,7 @@ impl Offloaded {
                 let transfer = transfers[k as usize];
                 let buffer = buffers[transfer.value as usize];
                 // What was on the host before only leaves the slab.
-                let is_first = !transfers.iter().any(|e| e.value == transfer.value && e.used < transfer.used);
+                let is_first = first_use.get(&transfer.value) == Some(&transfer.used);
                 match what {
                     Event::Send if is_first => new.send(buffer, &mut at[buffer.index()]),
                     Event::Sent if is_first => new.finish_sending(&at[buffer.index()]),

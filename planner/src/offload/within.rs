@@ -6,7 +6,7 @@ use crate::dag::{BufferId, Dag, Space, Task, TaskId};
 use crate::order::OrderPolicy;
 use crate::plan::{Options, Plan, PlanError, live_bytes, plan};
 use crate::relations::Relations;
-use crate::remat::{Away, DagSearch};
+use crate::remat::{Away, DagSearch, is_amount};
 use crate::repeat::{Repeated, Within, floor, plan_within};
 
 /// A stay of a buffer on the host. Tasks and buffers are those of the dag without copies.
@@ -66,8 +66,11 @@ const TARGETS: usize = 4;
 /// those go first that are dear to compute again, and recomputation is left the cheap ones.
 ///
 /// # Errors
-/// As [`plan`].
+/// As [`plan`]; [`PlanError::Link`] if the time to copy a byte is negative or not finite.
 pub fn plan_with_link(dag: &Dag, once: Plan, budget: u64, link: &Link, options: &Options) -> Result<WithLink, PlanError> {
+    if !is_amount(link.cost_per_byte) {
+        return Err(PlanError::Link { cost_per_byte: link.cost_per_byte });
+    }
     dag.verify()?;
     let floor = floor(dag);
     let without = WithLink::new(dag, None, once.clone(), floor);
@@ -252,7 +255,7 @@ impl Idle {
     /// and what is away. Nothing if nothing can be sent or it takes `most` or more.
     fn offload(&self, dag: &Dag, plan: &Plan, target: u64, link: &Link, most: f64, dear: f64) -> Option<(Offloaded, f64, Vec<Trip>)> {
         let host = link.host_bytes.map_or(i64::MAX, |bytes| bytes.min(1 << 62) as i64);
-        let mut offloader = Offloader::new(&self.timeline, target.min(1 << 62) as i64, link.cost_per_byte.max(0.0), host);
+        let mut offloader = Offloader::new(&self.timeline, target.min(1 << 62) as i64, link.cost_per_byte, host);
         offloader.begin_with(&self.begin);
         let (time, fits) = offloader.fit(dear, most)?;
         if offloader.transfers().is_empty() || time >= most || !fits && most.is_finite() {

@@ -4,7 +4,9 @@
 use super::compact::Compact;
 use super::exact::Verdict;
 use super::expand::{Child, Limits, State};
-use std::collections::{BTreeMap, HashSet};
+use crate::relations::count_looks;
+use rustc_hash::FxHashSet;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// States that wait to be followed, for each that is.
@@ -25,7 +27,7 @@ pub(super) fn search(problem: &Compact, width: usize, threshold: i128, limits: &
     if start.walk.peak > threshold {
         return Verdict::AtLeast(start.walk.peak);
     }
-    let mut seen: HashSet<u128> = HashSet::new();
+    let mut seen: FxHashSet<u128> = FxHashSet::default();
     let mut at_least = i128::MAX;
     let mut complete = true;
     let mut levels: BTreeMap<usize, Vec<Candidate>> = BTreeMap::new();
@@ -34,7 +36,10 @@ pub(super) fn search(problem: &Compact, width: usize, threshold: i128, limits: &
     while let Some((_, mut level)) = levels.pop_first() {
         complete &= keep(&mut level, width);
         for Candidate { parent, child, .. } in level {
-            let mut state = Rc::try_unwrap(parent).unwrap_or_else(|parent| (*parent).clone());
+            let mut state = Rc::try_unwrap(parent).unwrap_or_else(|parent| {
+                count_looks(problem.tasks() as u64);
+                (*parent).clone()
+            });
             if let Some(task) = child {
                 state.follow(task, threshold);
             }

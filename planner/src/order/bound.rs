@@ -6,12 +6,16 @@
 
 use super::compact::Compact;
 use super::expand::Limits;
+use crate::relations::count_looks;
 use std::collections::VecDeque;
 
 const ENDLESS: i128 = i128::MAX / 4;
 const NOWHERE: u32 = u32::MAX;
 /// Edges that can be looked at while a step of the other searches is made.
 const EDGES_PER_EFFORT: u64 = 16;
+/// Nodes and edges that are set up for a cut at no charge, and how many of the others are while an edge is looked at.
+const SET_UP_FREE: u64 = 1 << 14;
+const SET_UP_SHARE: u64 = 8;
 
 struct Edge {
     to: u32,
@@ -157,6 +161,10 @@ impl<'a> Bounds<'a> {
     /// The fewest live bytes of a state in which a task can run. With a buffer to take over, `saves` are added where other
     /// users of it have not run.
     fn cut(&mut self, task: usize, taken_over: Option<(usize, i128)>, limits: &mut Limits) -> Option<i128> {
+        // Setting up costs little beside what is looked at, but for large dags of which a task concerns little.
+        let elements = (self.edges.len() + self.side.len()) as u64;
+        self.work += elements.saturating_sub(SET_UP_FREE) / SET_UP_SHARE;
+        count_looks(elements);
         self.residual.clear();
         self.residual.extend(self.edges.iter().map(|edge| edge.capacity));
         self.side.fill(Side::Free);
@@ -216,6 +224,7 @@ impl<'a> Bounds<'a> {
         let mut reached = false;
         while let Some(at) = queue.pop_front() {
             self.work += self.edges_of[at as usize].len() as u64;
+            count_looks(self.edges_of[at as usize].len() as u64);
             for &edge in &self.edges_of[at as usize] {
                 let to = self.edges[edge as usize].to as usize;
                 if self.residual[edge as usize] > 0 && self.level[to] == u32::MAX {

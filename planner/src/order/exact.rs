@@ -2,7 +2,7 @@
 
 use super::compact::{Compact, Mark};
 use super::expand::{Child, Limits, State};
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 /// The most states remembered for one threshold.
 const STATES_MAX: usize = 4 << 20;
@@ -29,7 +29,7 @@ struct Frame {
 /// below 10⁻²⁰.
 pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) -> Verdict {
     let mut state = State::new(problem);
-    let mut visited: HashSet<u128> = HashSet::new();
+    let mut visited: FxHashSet<u128> = FxHashSet::default();
     let mut frames: Vec<Frame> = Vec::new();
     let mut at_least = i128::MAX;
     let mut mark = state.walk.mark();

@@ -8,7 +8,7 @@ use super::error::ProblemError;
 use super::problem::{Gap, InPlace, Item, Problem};
 use super::rects::{Rect, needed, overlap, union};
 use crate::liveness::Lifetime;
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 /// Items with fixed distances.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,7 +158,7 @@ impl Blocks {
             let InPlace { from, to } = problem.in_place[pair];
             [(from, to), (to, from)]
         };
-        let permitted: HashSet<(usize, usize)> = pairs.iter().flat_map(both).collect();
+        let permitted: FxHashSet<(usize, usize)> = pairs.iter().flat_map(both).collect();
         rects.sort_by_key(|rect| rect.start);
         rects.iter().enumerate().find_map(|(at, a)| {
             let same = |b: &&Rect| a.low < b.high && b.low < a.high && self.place[a.item].0 != self.place[b.item].0;

@@ -8,7 +8,8 @@ use super::blocks::{Block, Blocks};
 use super::problem::Problem;
 use super::rects::union;
 use crate::liveness::Lifetime;
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 
 /// Bytes needed for some time.
 struct Load {
@@ -17,7 +18,7 @@ struct Load {
 }
 
 /// The largest sum of bytes alive at once, in whole units but for the one that lies highest, less the savings of a step.
-fn fullest(loads: &[Load], unit: u64, savings: &HashMap<u64, u64>) -> u64 {
+fn fullest(loads: &[Load], unit: u64, savings: &FxHashMap<u64, u64>) -> u64 {
     let whole = |bytes: u64| i128::from(bytes.div_ceil(unit)) * i128::from(unit);
     // At one instant, everything that ends or starts counts before the sum does.
     let mut changes: Vec<(u64, i128, u64)> = Vec::with_capacity(2 * loads.len() + 2 * savings.len());
@@ -57,7 +58,7 @@ impl Problem {
     pub fn lower_bound(&self) -> u64 {
         if self.is_plain() {
             let loads: Vec<Load> = self.items.iter().map(|item| Load { life: item.life, bytes: item.size }).collect();
-            return fullest(&loads, self.unit(), &HashMap::new());
+            return fullest(&loads, self.unit(), &FxHashMap::default());
         }
         let sound = self.verify().and_then(|()| Blocks::new(self, &[]));
         sound.map_or(0, |blocks| lower_bounds(self, &blocks).into_iter().fold(0, u64::saturating_add))
@@ -68,7 +69,8 @@ impl Problem {
     pub(super) fn unit(&self) -> u64 {
         let windows = self.gaps.iter().any(|gap| gap.window.is_some());
         let finest = self.items.iter().filter(|item| item.needs_space()).map(|item| item.align).min().unwrap_or(1);
-        if windows { 1 } else { finest }
+        // An alignment of 0, which is none, is refused elsewhere.
+        if windows { 1 } else { finest.max(1) }
     }
 }
 
@@ -103,7 +105,7 @@ fn lower_bound(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> u
 
 /// For each step the bytes that pairs computed in place could save there, if every giver and every taker found its best
 /// partner: by givers or by takers, whichever is less.
-fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> HashMap<u64, u64> {
+fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> FxHashMap<u64, u64> {
     // The bytes of an item at a step.
     let bytes = |item: usize, step: u64| {
         let block = &blocks.list[blocks.place[item].0 as usize];
@@ -112,7 +114,7 @@ fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> HashM
         let rect = block.rects.get(at).filter(|rect| rect.item == item && rect.start <= step);
         rect.map_or(0, |rect| (rect.high - rect.low).next_multiple_of(unit))
     };
-    let mut givers: HashMap<(u64, usize), u64> = HashMap::new();
+    let mut givers: FxHashMap<(u64, usize), u64> = FxHashMap::default();
     let mut takers = givers.clone();
     for pair in problem.in_place.iter().filter(|pair| blocks.list[blocks.place[pair.from].0 as usize].space == space) {
         let step = problem.items[pair.to].life.start;
@@ -122,11 +124,11 @@ fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> HashM
             *best = saved.max(*best);
         }
     }
-    let mut savings: HashMap<u64, u64> = HashMap::new();
+    let mut savings: FxHashMap<u64, u64> = FxHashMap::default();
     for (&(step, _), &saved) in &givers {
         *savings.entry(step).or_insert(0) += saved;
     }
-    let mut by_takers: HashMap<u64, u64> = HashMap::new();
+    let mut by_takers: FxHashMap<u64, u64> = FxHashMap::default();
     for (&(step, _), &saved) in &takers {
         *by_takers.entry(step).or_insert(0) += saved;
     }

@@ -8,7 +8,8 @@
 
 use super::problem::{Gap, InPlace, Problem};
 use super::{Packing, Proof};
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 mod violation;
 
@@ -92,8 +93,8 @@ impl Checker<'_> {
     }
 
     fn pairs(&self) -> Result<(), Violation> {
-        let mut permitted: HashMap<InPlace, bool> = self.problem.in_place.iter().map(|&pair| (pair, true)).collect();
-        let (mut given_to, mut taken_from) = (HashMap::new(), HashMap::new());
+        let mut permitted: FxHashMap<InPlace, bool> = self.problem.in_place.iter().map(|&pair| (pair, true)).collect();
+        let (mut given_to, mut taken_from) = (FxHashMap::default(), FxHashMap::default());
         for &InPlace { from, to } in &self.packing.in_place {
             if permitted.insert(InPlace { from, to }, false) != Some(true) {
                 return Err(Violation::PairUnknown { from, to });
@@ -178,7 +179,7 @@ impl Checker<'_> {
 
     /// No two tenants of a space overlap: a sweep over time with the living ones sorted by bytes.
     fn overlaps(&self, tenants: &[Tenant]) -> Result<(), Violation> {
-        let mut given: HashMap<usize, usize> = HashMap::new();
+        let mut given: FxHashMap<usize, usize> = FxHashMap::default();
         given.extend(self.packing.in_place.iter().map(|pair| (pair.to, pair.from)));
         let mut own: Vec<Tenant> = Vec::with_capacity(tenants.len());
         for tenant in tenants {

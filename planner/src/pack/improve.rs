@@ -15,6 +15,7 @@ use super::skyline::Skyline;
 use super::{Found, Rank, luby};
 use crate::generate::Random;
 use std::sync::{Mutex, PoisonError};
+use std::thread::{self, Builder};
 
 /// How many walks there are.
 const LANES: usize = 4;
@@ -88,8 +89,9 @@ impl<'a> Improve<'a> {
                     lane.run(passes, budget);
                 }
             };
-            std::thread::scope(|scope| {
-                (1..threads).for_each(|_| drop(scope.spawn(work)));
+            thread::scope(|scope| {
+                // Where the system gives no more threads, those there are do all of it.
+                (1..threads).for_each(|_| drop(Builder::new().spawn_scoped(scope, work)));
                 work();
             });
             self.placed = self.placed.saturating_add((passes * items * LANES) as u64);

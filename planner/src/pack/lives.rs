@@ -4,6 +4,7 @@
 //! stretch and reach beyond it hide the short ones.
 
 use super::sections::Sections;
+use crate::relations::count_looks;
 
 /// How many spans share a leaf: few enough to be scanned, and enough to keep the inner nodes in the nearest cache.
 const LEAF: usize = 8;
@@ -181,6 +182,7 @@ impl Waiting {
     pub(super) fn best_inside(&mut self, lives: &Lives, start: u32, end: u32) -> u32 {
         let mut best = NONE;
         let starts = lives.first[start as usize] as usize..lives.first[end as usize] as usize;
+        count_looks(1);
         if starts.len() <= WALK {
             for (&rank, &its_end) in self.by_start[starts.clone()].iter().zip(&lives.ends[starts]) {
                 best = best.min(if its_end <= end { rank } else { NONE });
@@ -192,6 +194,7 @@ impl Waiting {
         while let Some(node) = self.todo.pop() {
             let node = node as usize;
             let bounds = &lives.bounds[node];
+            count_looks(1);
             if self.best[node] >= best || !bounds.any_inside(start, end) {
                 continue;
             }
@@ -263,6 +266,7 @@ impl Index {
         self.todo.push(1);
         while let Some(node) = self.todo.pop() {
             let at = node as usize;
+            count_looks(1);
             if self.count[at] == 0 || !lives.bounds[at].any_across(start, end) {
                 continue;
             }

@@ -26,6 +26,8 @@
 //! - greedy: one item after the other at the lowest free offset or in the tightest gap;
 //! - skyline: the lowest valley of what is already stacked gets the best item that fits into it.
 //!
+//! Up to eight items between two instants that nothing crosses are packed in every order where those miss the bound.
+//!
 //! What is tied together becomes rigid blocks first; where blocks are no simple rectangles, a greedy packer for any shape
 //! takes over. [`check`] verifies any packing and shares no code with what makes them.
 

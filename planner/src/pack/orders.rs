@@ -4,7 +4,7 @@
 use super::Found;
 use super::sections::{Sections, Span};
 
-/// Up to how many items: eight have 40,320 orders, and most of them are left early.
+/// Up to how many items: eight have 40,320 orders, of which those are left that reach as high as the best.
 pub(super) const MAX: usize = 8;
 
 /// The lowest packing, where one is below `limit`. Ends with the first that reaches `goal`.

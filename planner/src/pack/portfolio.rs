@@ -44,7 +44,7 @@ pub struct Limits {
     /// placed items, and the search goes on in rounds, so that a small effort may be exceeded by one. Where a round costs much, less is
     /// spent: all of it where more than 1 % of the height may still be won, down to a quarter where next to nothing may, and half of
     /// that without success ends the search. What is found depends on this alone if `time` is not set, and then not on the machine
-    /// or `threads`. 0: fast heuristics only. Up to eight items are packed in every order whatever the effort.
+    /// or `threads`. 0: fast heuristics, and every order of up to eight items, which any effort includes.
     pub effort: u64,
     /// How many threads may work at once; the result does not depend on it.
     pub threads: usize,
@@ -53,7 +53,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Fast heuristics only, on one thread.
+    /// Fast heuristics, on one thread, and every order of up to eight items.
     fn default() -> Self {
         Limits { capacity: None, time: None, effort: 0, threads: 1, seed: 0 }
     }
@@ -89,8 +89,9 @@ impl Budget {
 }
 
 impl Problem {
-    /// Places the items with the best of several fast heuristics, deterministically. A few thousand items take
-    /// milliseconds where the bound is met early, as it is for nearly all training steps.
+    /// Places the items with the best of several fast heuristics, deterministically. Between two instants that no life crosses, up to
+    /// eight items that no rule ties are placed as low as can be. A few thousand items take milliseconds where the bound is met
+    /// early, as it is for nearly all training steps.
     pub fn pack(&self) -> Result<Packing, ProblemError> {
         self.pack_within(&Limits::default())
     }

@@ -61,7 +61,7 @@ pub struct RematOptions {
 }
 
 /// Why there is nothing to search.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RematError {
     /// Sums of bytes do not fit the search's arithmetic.
     #[error("buffers and workspaces together are {bytes} bytes; the search takes less than 2^62")]
@@ -69,13 +69,25 @@ pub enum RematError {
         /// The sum.
         bytes: u128,
     },
+    /// A budget is no part of a peak.
+    #[error("a budget of {fraction} times the peak is none: it takes a finite number from 0 on")]
+    Fraction {
+        /// The part asked for.
+        fraction: f64,
+    },
+    /// A link has no speed.
+    #[error("copying a byte is to take the time {link}: it takes a finite number from 0 on")]
+    Link {
+        /// The time for a byte.
+        link: f64,
+    },
 }
 
 /// The cheapest schedule found whose peak is at most the budget; if none was found, the one with the smallest peak found
 /// ([`Remat::is_met`] tells).
 ///
 /// # Errors
-/// If bytes do not fit the search's arithmetic.
+/// If bytes do not fit the search's arithmetic, or a number of the options is negative or not finite.
 pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematError> {
     let mut clock = Clock::new(options.limit);
     let problem = Problem::new(graph, options, &clock)?;
@@ -87,7 +99,7 @@ pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematE
 /// the search is done again for a smaller peak.
 ///
 /// # Errors
-/// If bytes do not fit the search's arithmetic.
+/// As [`remat`].
 pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Remat, Placed), RematError> {
     let clock = Clock::new(options.limit);
     let problem = Problem::new(graph, options, &clock)?;
@@ -99,7 +111,7 @@ pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Rema
     let parts = if problem.is_long() { LONG_SLAB_PARTS } else { SLAB_PARTS };
     // What a packing takes at least: as long as the last one that was given no time for more.
     let mut quickest = PACKED.saturating_mul(problem.net.len() as u32);
-    for (seed, part) in (options.seed..).zip(parts) {
+    for (seed, part) in (0..).map(|round| options.seed.wrapping_add(round)).zip(parts) {
         let mut remat = problem.solve(&RematOptions { seed, ..*options }, target, &orders, &mut clock.slice(part, quickest));
         let limits = match (options.limit, clock.left()) {
             (Limit::Time(time), Some(left)) => {
@@ -141,6 +153,11 @@ pub fn remat_in_slab(graph: &RematGraph, options: &RematOptions) -> Result<(Rema
     Ok(best.expect("there is at least one part"))
 }
 
+/// Whether this is so much of something.
+pub(crate) fn is_amount(number: f64) -> bool {
+    number.is_finite() && number >= 0.0
+}
+
 /// The parts of the time for searches with ever smaller targets until the slab fits, and that for each packing.
 const SLAB_PARTS: [f64; 5] = [0.5, 0.08, 0.08, 0.08, 0.08];
 /// The same where searching needs most of it to find anything that fits.
@@ -170,6 +187,13 @@ struct Problem {
 
 impl Problem {
     fn new(graph: &RematGraph, options: &RematOptions, clock: &Clock) -> Result<Problem, RematError> {
+        match *options {
+            RematOptions { budget: Budget::Fraction(fraction), .. } if !is_amount(fraction) => {
+                return Err(RematError::Fraction { fraction });
+            }
+            RematOptions { link: Some(link), .. } if !is_amount(link) => return Err(RematError::Link { link }),
+            _ => {}
+        }
         let bytes = graph.nodes.iter().map(|n| u128::from(n.bytes) + u128::from(n.workspace)).sum();
         if bytes >= 1 << 62 {
             return Err(RematError::TooLarge { bytes });
@@ -195,7 +219,7 @@ impl Problem {
     fn budget(&self, budget: Budget) -> u64 {
         match budget {
             Budget::Bytes(bytes) => bytes,
-            Budget::Fraction(fraction) => (self.ordered_peak as f64 * fraction.max(0.0)) as u64,
+            Budget::Fraction(fraction) => (self.ordered_peak as f64 * fraction) as u64,
         }
     }
 
@@ -218,7 +242,7 @@ impl Problem {
             peak_bound: self.largest_need(),
         };
         if let Some(link) = options.link {
-            let found = combine::combine(net, orders, budget, link.max(0.0), clock, options.seed);
+            let found = combine::combine(net, orders, budget, link, clock, options.seed);
             let time = found.time.round() as u128;
             return Remat { transfers: found.transfers, time, ..remat(&found.order, found.peak, found.cost) };
         }

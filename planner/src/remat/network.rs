@@ -1,7 +1,8 @@
 //! The problem of the search: what can be computed, numbered without gaps, with neighbours in flat lists.
 
+use rustc_hash::FxHashSet;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::BinaryHeap;
 
 use crate::dag::{BufferId, Dag, Task, TaskId};
 use crate::relations::Relations;
@@ -176,7 +177,7 @@ impl Network {
         }
         let mut pairs = dag.may_reuse.clone();
         pairs.sort_unstable_by_key(|pair| (pair.task, Reverse(dag.buffers[pair.to.index()].occupied()), *pair));
-        let mut taken = HashSet::new();
+        let mut taken = FxHashSet::default();
         let mut place = vec![0; dag.tasks.len()];
         (0u32..).zip(order).for_each(|(at, task)| place[task.index()] = at);
         for pair in pairs {

@@ -1,6 +1,7 @@
 //! The packer from outside: random problems, brute force, and what the checker rejects.
 
 mod alignments;
+mod extremes;
 mod mutations;
 mod oracle;
 mod properties;

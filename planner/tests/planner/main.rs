@@ -1,6 +1,7 @@
 //! The planner from the outside: dags in, checked plans out.
 
 mod dags;
+mod extremes;
 mod generate;
 mod judge;
 mod mutations;

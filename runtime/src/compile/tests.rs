@@ -7,6 +7,8 @@ use slabwise_kernels::dtype::DType::F32;
 
 use crate::graph::LOOKS;
 use crate::models::{Model, OptimizerKind};
+use crate::nn::Linear;
+use crate::optim::Sgd;
 use crate::tensor::Tensor;
 use crate::{Device, Params, Session, Trace};
 
@@ -60,6 +62,19 @@ fn parts_of_stacks_are_found_in_linear_work() {
             let taken: Vec<Tensor<'_>> = (0..n).map(|i| whole.slice(0, i..=i).tanh().keep()).collect();
             x.trace().concat(&taken, 0).sum()
         });
+    });
+}
+
+/// Gradients of a part are made of that part alone.
+#[test]
+fn parts_of_a_batch_are_traced_in_linear_work() {
+    assert_linear("parts of a batch", 24, |n, _| {
+        let params = Params::seeded(0);
+        let layer = Linear::new(&params.root() / "layer", 6, 3);
+        let trace = Trace::training();
+        let x = trace.input("x", F32, (n, 6));
+        let loss = trace.minimize_in_parts(n, Sgd::new(0.1), |i| x.slice(0, i..=i).apply(&layer).tanh().mean());
+        assert!(trace.finish(&[loss]).is_ok());
     });
 }
 

@@ -1,7 +1,9 @@
 //! Items made on a thread of their own, a bounded number ahead.
 
+use std::fmt;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 /// The most items ahead: their places are made at once.
@@ -17,9 +19,11 @@ const DEPTH_MAX: usize = 1 << 16;
 /// ```
 ///
 /// Dropping it, also mid-way, ends the thread before the drop returns; at most one item is still being made by then. A panic
-/// of the thread goes on in [`next`](Iterator::next), after the items made before it.
-#[derive(Debug)]
+/// of the thread goes on in [`next`](Iterator::next), after the items made before it. Where the system gives no thread, `next` makes
+/// the items itself.
 pub struct Prefetched<T> {
+    /// The source, where there is no thread that has it.
+    source: Option<Box<dyn Iterator<Item = T> + Send>>,
     /// None once the thread is done.
     items: Option<Receiver<T>>,
     thread: Option<JoinHandle<()>>,
@@ -30,23 +34,34 @@ pub struct Prefetched<T> {
 impl<T: Send + 'static> Prefetched<T> {
     /// Makes the items of `source` ahead, which may be without end: at most `depth` (0 counts as 1) exist that were not handed
     /// out.
-    ///
-    /// # Panics
-    ///
-    /// If the system cannot start a thread.
     pub fn new(source: impl Iterator<Item = T> + Send + 'static, depth: usize) -> Prefetched<T> {
+        Prefetched::on(Builder::new(), source, depth)
+    }
+
+    /// Makes the items on a thread of this kind.
+    fn on(builder: Builder, source: impl Iterator<Item = T> + Send + 'static, depth: usize) -> Prefetched<T> {
         let left = source.size_hint();
+        // A thread that cannot be started drops what was to run on it, and the source is still wanted.
+        let given = Arc::new(Mutex::new(Some(source)));
+        let taken = Arc::clone(&given);
         // The thread itself holds one more item than the channel while it waits for room.
         let (sender, items) = sync_channel(depth.saturating_sub(1).min(left.1.unwrap_or(usize::MAX)).min(DEPTH_MAX));
         let work = move || {
-            for item in source {
+            let source = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
+            for item in source.into_iter().flatten() {
                 if sender.send(item).is_err() {
                     return;
                 }
             }
         };
-        let thread = Builder::new().name("slabwise-prefetch".into()).spawn(work).expect("the system cannot start a thread");
-        Prefetched { items: Some(items), thread: Some(thread), left }
+        match builder.name("slabwise-prefetch".into()).spawn(work) {
+            Ok(thread) => Prefetched { source: None, items: Some(items), thread: Some(thread), left },
+            Err(reason) => {
+                log::warn!("batches are made when they are asked for, because no thread can be started: {reason}");
+                let source = given.lock().unwrap_or_else(PoisonError::into_inner).take();
+                Prefetched { source: source.map(|source| Box::new(source) as _), items: None, thread: None, left }
+            }
+        }
     }
 }
 
@@ -63,6 +78,11 @@ impl<T> Iterator for Prefetched<T> {
     type Item = T;
 
     fn next(&mut self) -> Option<T> {
+        if let Some(source) = &mut self.source {
+            let item = source.next();
+            self.left = source.size_hint();
+            return item;
+        }
         if let Ok(item) = self.items.as_ref()?.recv() {
             let (least, most) = self.left;
             self.left = (least.saturating_sub(1), most.map(|most| most.saturating_sub(1)));
@@ -76,6 +96,12 @@ impl<T> Iterator for Prefetched<T> {
 
     fn size_hint(&self) -> (usize, Option<usize>) {
         self.left
+    }
+}
+
+impl<T> fmt::Debug for Prefetched<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prefetched").field("left", &self.left).field("thread", &self.thread).finish_non_exhaustive()
     }
 }
 
@@ -131,6 +157,16 @@ mod tests {
         assert!(items.by_ref().eq(1..5));
         assert_eq!(items.size_hint(), (0, Some(0)));
         assert!(Prefetched::new(0.., 3).take(4).eq(0..4), "it may be without end");
+    }
+
+    #[test]
+    fn without_a_thread_items_are_made_when_they_are_asked_for() {
+        // No address space holds such a stack.
+        let mut items = Prefetched::on(Builder::new().stack_size(isize::MAX as usize / 2), (0..4).map(|n| n * n), 2);
+        assert!(items.thread.is_none() && items.size_hint() == (4, Some(4)));
+        assert_eq!((items.next(), items.size_hint()), (Some(0), (3, Some(3))));
+        assert!(items.by_ref().eq([1, 4, 9]));
+        assert_eq!((items.next(), items.size_hint()), (None, (0, Some(0))));
     }
 
     #[test]

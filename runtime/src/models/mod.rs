@@ -273,7 +273,8 @@ impl Network {
     /// What [`Session::compile`] refuses.
     pub fn training(&self, session: &mut Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Program<1>> {
         let trace = Trace::training().with_precision(self.precision);
-        let loss = self.step(&trace, batch.into(), optimizer);
+        let loss = self.loss(&trace, batch.into());
+        self.minimize(&trace, loss, optimizer);
         session.compile(&trace, [loss])
     }
 
@@ -283,7 +284,8 @@ impl Network {
     /// What [`Session::plan`] refuses.
     pub fn plan_training(&self, session: &Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Plan> {
         let trace = Trace::training().with_precision(self.precision);
-        let loss = self.step(&trace, batch.into(), optimizer);
+        let loss = self.loss(&trace, batch.into());
+        self.minimize(&trace, loss, optimizer);
         session.plan(&trace, [loss])
     }
 
@@ -296,6 +298,14 @@ impl Network {
         let trace = Trace::inference().with_precision(self.precision);
         let logits = self.logits(&trace, batch.into());
         session.compile(&trace, [logits])
+    }
+
+    /// Has the weights learn, or of a model whose rest is frozen those of the last layer.
+    fn minimize<'t>(&self, trace: &'t Trace, loss: Tensor<'t>, optimizer: OptimizerKind) {
+        if let Some(head) = self.model.sizes().head() {
+            trace.freeze(move |weight| !weight.name.starts_with(head));
+        }
+        optimizer.minimize(trace, loss);
     }
 
     fn logits<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {

@@ -15,6 +15,10 @@ const KEYS_MAX: usize = 8;
 const UNROLLED_MAX: usize = 10_000;
 const PLACES_MAX: usize = 1 << 18;
 
+/// The flag of a model of which the last layer alone learns, and what the names of that one's weights begin with.
+const FROZEN: &str = "frozen";
+const HEAD: &str = "fc.";
+
 type Values = [usize; KEYS_MAX];
 
 /// One size of a model.
@@ -271,6 +275,7 @@ const TABLE: &[Row] = &[
             key("hidden", LstmModel::SMALL.hidden, WIDTH_MAX),
             key("length", LstmModel::SMALL.length, UNROLLED_MAX),
             key("layers", LstmModel::SMALL.layers, UNROLLED_MAX),
+            flag(FROZEN, false),
         ],
         labelled: Labelled::Token,
         optimizer: OptimizerKind::Adam,
@@ -371,6 +376,12 @@ impl Sizes {
 
     pub(super) fn classes(&self) -> usize {
         (self.row().classes)(&self.values)
+    }
+
+    /// What the names of the weights that learn begin with, if not all do.
+    pub(super) fn head(&self) -> Option<&'static str> {
+        let mut flags = self.row().keys.iter().zip(&self.values);
+        flags.any(|(key, &value)| key.name == FROZEN && value == 1).then_some(HEAD)
     }
 
     pub(super) fn layers(&self, at: &Scope) -> Box<dyn Module> {

@@ -1,6 +1,7 @@
 //! Reverse-mode differentiation, as a transformation of the graph: what it adds are ordinary nodes, so that gradients can be
 //! differentiated again, simplified, fused and planned like everything else.
 
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::graph::{Graph, Origin, Phase};
@@ -18,29 +19,34 @@ pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<
     if loss.at() >= nodes {
         return vec![None; wrt.len()];
     }
-    let owner = owners(graph);
-    // Whether a node's value depends on one of `wrt` through floats alone; the others carry no gradient.
-    let mut depends = vec![false; nodes];
-    for w in wrt.iter().filter(|w| w.at() < nodes) {
-        depends[owner[w.at()].at()] = graph.dtype(*w).is_float();
-    }
-    for id in graph.ids().take(loss.at() + 1) {
+    let reached = reached(graph, loss);
+    // The nodes whose value depends on one of `wrt` through floats alone; the others carry no gradient.
+    let mut depends: FxHashSet<NodeId> = FxHashSet::default();
+    let first = first_nodes(graph, reached.iter().chain(wrt).copied().filter(|id| id.at() < nodes));
+    let collector = |graph: &Graph, id: NodeId| match graph.node(id).op {
+        Op::Variable(v) => first.get(&v).copied().unwrap_or(id),
+        _ => id,
+    };
+    depends.extend(wrt.iter().filter(|w| w.at() < nodes && graph.dtype(**w).is_float()).map(|&w| collector(graph, w)));
+    for &id in &reached {
         let node = graph.node(id);
-        let here = depends[owner[id.at()].at()] || node.inputs.iter().any(|i| depends[i.at()]);
-        depends[id.at()] = here && node.dtype.is_float();
+        let here = depends.contains(&collector(graph, id)) || node.inputs.iter().any(|i| depends.contains(i));
+        if here && node.dtype.is_float() {
+            depends.insert(id);
+        }
     }
 
     let before = graph.current_origin;
-    let mut adjoints: Vec<Option<NodeId>> = vec![None; nodes];
-    if depends[loss.at()] {
+    let mut adjoints: FxHashMap<NodeId, NodeId> = FxHashMap::default();
+    if depends.contains(&loss) {
         differentiate(graph, loss);
         let dims = graph.dims(loss).clone();
         let dtype = graph.dtype(loss).lane().stored();
-        adjoints[owner[loss.at()].at()] = Some(graph.full(1.0, dtype, &dims));
+        adjoints.insert(collector(graph, loss), graph.full(1.0, dtype, &dims));
     }
-    for id in (0..=loss.0).rev().map(NodeId).filter(|id| depends[id.at()]) {
-        let (Some(dy), node) = (adjoints[id.at()], graph.node(id).clone()) else { continue };
-        let wanted: SmallVec<[bool; 4]> = node.inputs.iter().map(|i| depends[i.at()]).collect();
+    for id in reached.into_iter().rev().filter(|id| depends.contains(id)) {
+        let (Some(&dy), node) = (adjoints.get(&id), graph.node(id).clone()) else { continue };
+        let wanted: SmallVec<[bool; 4]> = node.inputs.iter().map(|i| depends.contains(i)).collect();
         if !wanted.contains(&true) {
             continue;
         }
@@ -48,22 +54,38 @@ pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<
         let parts = gradient(graph, &node.op, id, &node.inputs, dy, &wanted);
         for ((&input, part), _) in node.inputs.iter().zip(parts).zip(wanted).filter(|(_, wanted)| *wanted) {
             let Some(part) = part else { continue };
-            let slot = owner[input.at()].at();
-            adjoints[slot] = Some(adjoints[slot].map_or(part, |sum| graph.add(sum, part)));
+            let slot = collector(graph, input);
+            let sum = adjoints.get(&slot).map_or(part, |&sum| graph.add(sum, part));
+            adjoints.insert(slot, sum);
         }
     }
     graph.current_origin = before;
-    wrt.iter().map(|w| owner.get(w.at()).and_then(|o| adjoints[o.at()])).collect()
+    wrt.iter().map(|&w| if w.at() < nodes { adjoints.get(&collector(graph, w)).copied() } else { None }).collect()
 }
 
-/// For each node, the node that collects its gradient: itself, or for a variable the first node of that variable.
-fn owners(graph: &Graph) -> Vec<NodeId> {
-    let mut first = vec![None; graph.variables.len()];
-    let collects = |id: NodeId| match graph.node(id).op {
-        Op::Variable(v) => first.get_mut(v as usize).map_or(id, |slot| *slot.get_or_insert(id)),
-        _ => id,
-    };
-    graph.ids().map(collects).collect()
+/// What a node is made of, itself included, in topological order: for one part of a batch that part alone, however many there are.
+fn reached(graph: &Graph, loss: NodeId) -> Vec<NodeId> {
+    let mut seen = FxHashSet::from_iter([loss]);
+    let mut reached = vec![loss];
+    let mut at = 0;
+    while let Some(&id) = reached.get(at) {
+        at += 1;
+        reached.extend(graph.node(id).inputs.iter().copied().filter(|&input| seen.insert(input)));
+    }
+    reached.sort_unstable();
+    reached
+}
+
+/// The first of these nodes for each variable, which collects its gradient.
+fn first_nodes(graph: &Graph, ids: impl Iterator<Item = NodeId>) -> FxHashMap<u32, NodeId> {
+    let mut first = FxHashMap::default();
+    for id in ids {
+        if let Op::Variable(v) = graph.node(id).op {
+            let known = first.entry(v).or_insert(id);
+            *known = id.min(*known);
+        }
+    }
+    first
 }
 
 /// What is emitted next belongs to the gradient of this node.

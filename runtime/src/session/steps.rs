@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::measure::StepClock;
 use super::{RunStats, Session};
+use crate::checks::Watch;
 use crate::error::{Error, Result};
 use crate::program::{Compiled, Place, Work};
 
@@ -47,9 +48,7 @@ impl Session {
         let timed = self.profile.is_some() || self.recording.is_some();
         let mut clock = timed.then(|| StepClock::start(&mut self.memory));
         self.tickets.clear();
-        if inner.guard > 0 {
-            crate::checks::begin(self, inner, slab)?;
-        }
+        let mut watch = if inner.guard > 0 { Some(Watch::begin(self, inner, slab)?) } else { None };
         for (at, step) in inner.steps.iter().enumerate() {
             self.make_room(inner, at, env, slab)?;
             let workspace = slab.part(step.workspace.offset, step.workspace.bytes);
@@ -80,8 +79,8 @@ impl Session {
                 recording.note(inner, at, &args, workspace, slab);
             }
             self.end_found(inner, at)?;
-            if inner.guard > 0 {
-                crate::checks::after(self, inner, slab, at)?;
+            if let Some(watch) = &mut watch {
+                watch.after(self, inner, slab, at)?;
             }
         }
         self.memory.end_run(inner.loaded.as_ref())?;

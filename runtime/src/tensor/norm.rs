@@ -2,6 +2,7 @@
 
 use std::panic::Location;
 
+use slabwise_kernels::dtype::DType::F32;
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
@@ -49,7 +50,9 @@ impl<'t> Tensor<'t> {
     fn moments(self, near: Tensor<'t>, axes: &[usize]) -> Moments<'t> {
         let centred = self - near.detach();
         let rest = centred.mean_keep(axes);
-        let variance = (centred.square().mean_keep(axes) - rest.square()).maximum(0.0);
+        let variance = centred.square().mean_keep(axes) - rest.square();
+        // Rounding may leave less than nothing; what that is the variance of has a slope like any other.
+        let variance = variance.maximum(0.0).detach().with_slope(variance, self.trace.full(1.0, F32, ()));
         Moments { centred, rest, variance }
     }
 
@@ -57,8 +60,12 @@ impl<'t> Tensor<'t> {
     /// scales.
     #[track_caller]
     pub(crate) fn inverse_deviation(self, eps: f32) -> Tensor<'t> {
+        let raised = self + eps;
         // ∞ · 0 is NaN, and of any other variance it is 0.
-        (self + eps).rsqrt() + self.detach() * 0.0
+        let value = (raised.rsqrt() + raised * 0.0).detach();
+        // The slope is said in terms of the value, so that the way back needs no second root; and that of the slope in its turn.
+        let slope = |root: Tensor<'t>| root / raised * -0.5;
+        value.with_slope(self, slope(value.with_slope(self, slope(raised.rsqrt()))))
     }
 
     /// [`Tensor::normalize`] of an image or sequence `[n, channels, …]` over the places and channels of each of `groups` groups

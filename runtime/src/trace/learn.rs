@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::Location;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::{Building, Held, Line, Trace};
@@ -20,9 +21,10 @@ pub(super) struct Updating {
 }
 
 /// A rule by which weights stay as they are, and where the user gave it.
+#[derive(Clone)]
 pub(super) struct Frozen {
     at: Line,
-    chosen: Box<dyn Fn(&VariableInfo) -> bool>,
+    chosen: Rc<dyn Fn(&VariableInfo) -> bool>,
 }
 
 impl Building {
@@ -31,21 +33,12 @@ impl Building {
         self.owner.as_ref().map_or_else(|| name.to_string(), |owner| format!("{owner}.{name}"))
     }
 
-    /// The weights of the trace that learn, with their nodes.
-    fn learning(&self) -> Vec<(u32, NodeId)> {
-        let learns = |info: &VariableInfo| info.trained && !self.frozen.iter().any(|f| (f.chosen)(info));
+    /// The parameters of the trace that gradients may change, with their nodes, and the rules by which some stay as they are. Rules
+    /// are the user's code, which may use the trace: it is called when nothing of the trace is borrowed.
+    fn trained(&self) -> (Vec<(u32, NodeId, VariableInfo)>, Vec<Frozen>) {
         let all = (0..).zip(self.graph.variables.iter().zip(&self.variables));
-        all.filter(|(_, (info, _))| learns(info)).map(|(v, (_, held))| (v, held.node)).collect()
-    }
-
-    /// Reports rules that choose nothing: most likely a name is misspelt.
-    fn check_frozen(&mut self) {
-        let trained = || self.graph.variables.iter().filter(|info| info.trained);
-        let idle: Vec<Line> = self.frozen.iter().filter(|f| !trained().any(|info| (f.chosen)(info))).map(|f| f.at).collect();
-        let known = names(trained());
-        for at in idle {
-            self.mistake(at, "", format!("freeze: none of the parameters of this trace is chosen; they are {known}"));
-        }
+        let trained = all.filter(|(_, (info, _))| info.trained).map(|(v, (info, held))| (v, held.node, info.clone())).collect();
+        (trained, self.frozen.clone())
     }
 }
 
@@ -57,6 +50,23 @@ pub(crate) fn names<'a>(infos: impl Iterator<Item = &'a VariableInfo>) -> String
 }
 
 impl Trace {
+    /// The weights of the trace that learn, with their nodes.
+    fn learning(&self) -> Vec<(u32, NodeId)> {
+        let (trained, frozen) = self.building.borrow().trained();
+        let learns = |info: &VariableInfo| !frozen.iter().any(|f| (f.chosen)(info));
+        trained.into_iter().filter(|(.., info)| learns(info)).map(|(v, node, _)| (v, node)).collect()
+    }
+
+    /// Reports rules that choose nothing: most likely a name is misspelt.
+    fn check_frozen(&self) {
+        let (trained, frozen) = self.building.borrow().trained();
+        let known = names(trained.iter().map(|(.., info)| info));
+        for rule in frozen.iter().filter(|f| !trained.iter().any(|(.., info)| (f.chosen)(info))) {
+            let message = format!("freeze: none of the parameters of this trace is chosen; they are {known}");
+            self.building.borrow_mut().mistake(rule.at, "", message);
+        }
+    }
+
     /// Keeps the parameters that `chosen` holds for as they are: [`Trace::minimize`] neither changes them nor makes gradients
     /// or optimizer state for them. Say it before `minimize`. Running statistics of a frozen layer go on running.
     ///
@@ -68,7 +78,7 @@ impl Trace {
         if building.variables.iter().any(|held| held.assigned.is_some_and(|a| building.graph.origin(a).phase == Phase::Update)) {
             return building.mistake(at, "", "freeze: the weights are updated already; freeze them before minimize".into());
         }
-        building.frozen.push(Frozen { at, chosen: Box::new(chosen) });
+        building.frozen.push(Frozen { at, chosen: Rc::new(chosen) });
     }
 
     /// Makes every step change the parameters that `loss` depends on, so that it becomes smaller. The loss is an f32 scalar.
@@ -82,7 +92,8 @@ impl Trace {
         if loss.is_poisoned() {
             return;
         }
-        let gradients = self.building.borrow_mut().gradients(loss.id);
+        let learning = self.learning();
+        let gradients = self.building.borrow_mut().gradients(loss.id, learning);
         self.update(at, gradients, &optimizer);
     }
 
@@ -130,8 +141,9 @@ impl Trace {
                 return loss;
             }
             total = Some(total.map_or(loss, |total| self.on_behalf(at, || total + loss)));
+            let learning = self.learning();
             let building = &mut *self.building.borrow_mut();
-            for (variable, gradient) in building.gradients(loss.id) {
+            for (variable, gradient) in building.gradients(loss.id, learning) {
                 let sum = sums.get(&variable).map_or(gradient, |&sum| building.sum(at, variable, sum, gradient));
                 sums.insert(variable, sum);
             }
@@ -157,9 +169,9 @@ impl Trace {
 
     /// Has the optimizer update the weights of these gradients.
     fn update(&self, at: Line, gradients: Vec<(u32, NodeId)>, optimizer: &impl Optimizer) {
+        self.check_frozen();
         let weights: Vec<Weight<'_>> = {
             let building = &mut *self.building.borrow_mut();
-            building.check_frozen();
             if gradients.is_empty() {
                 let frozen = if building.frozen.is_empty() { "" } else { " that is not frozen" };
                 return building.mistake(at, "", format!("minimize: the loss has no gradient with respect to any parameter{frozen}"));
@@ -224,9 +236,8 @@ impl Trace {
 }
 
 impl Building {
-    /// The gradients of a loss with respect to the weights that learn and that it depends on.
-    fn gradients(&mut self, loss: NodeId) -> Vec<(u32, NodeId)> {
-        let learning = self.learning();
+    /// The gradients of a loss with respect to those of the weights that learn that it depends on.
+    fn gradients(&mut self, loss: NodeId, learning: Vec<(u32, NodeId)>) -> Vec<(u32, NodeId)> {
         let nodes: Vec<NodeId> = learning.iter().map(|(_, node)| *node).collect();
         let found = crate::passes::autodiff::gradients(&mut self.graph, loss, &nodes);
         learning.into_iter().zip(found).filter_map(|((v, _), gradient)| Some((v, gradient?))).collect()

@@ -8,6 +8,7 @@ use super::tree::{Status, Tree};
 use crate::generate::Random;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::{self, Builder};
 use std::time::Instant;
 
 /// What is known about a limit.
@@ -125,9 +126,10 @@ impl Search {
                 }
             }
         };
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for _ in 1..threads.min(SLOTS) {
-                scope.spawn(work);
+                // Where the system gives no more threads, those there are do all of it.
+                drop(Builder::new().spawn_scoped(scope, work));
             }
             work();
         });

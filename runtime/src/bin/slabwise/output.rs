@@ -132,10 +132,18 @@ impl Times {
     }
 }
 
+/// The widest column that is filled up with spaces: cells that quote a file's names are shortened to less.
+const WIDTH_MAX: usize = 120;
+
+/// The width of the widest of these cells, in characters. The formatter takes no more than 65,535, and panics.
+fn widest<'a>(cells: impl Iterator<Item = &'a str>) -> usize {
+    cells.map(|cell| cell.chars().count()).max().unwrap_or(0).min(WIDTH_MAX)
+}
+
 /// Rows under a head, columns aligned: the first to the left, the others to the right.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let width = |column: usize| widest(rows.iter().filter_map(|row| row.get(column)).map(String::as_str));
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let show = |row: &Vec<String>| {
         let cells = row.iter().zip(&widths).enumerate();
@@ -147,7 +155,7 @@ pub fn table(rows: &[Vec<String>]) -> String {
 
 /// Names and values, one pair a line, the values under each other.
 pub fn pairs<N: AsRef<str>>(pairs: &[(N, String)]) -> Result<()> {
-    let width = pairs.iter().map(|(name, _)| name.as_ref().len()).max().unwrap_or(0);
+    let width = widest(pairs.iter().map(|(name, _)| name.as_ref()));
     pairs.iter().try_for_each(|(name, value)| line(format_args!("{:<width$}  {value}", name.as_ref())))
 }
 
@@ -167,5 +175,9 @@ mod tests {
     fn columns_are_aligned() {
         let rows = [vec!["".into(), "a".into()], vec!["total".into(), "1,024".into()], vec!["≤".into(), "7".into()]];
         assert_eq!(table(&rows), "           a\ntotal  1,024\n≤          7");
+        // More than the formatter pads to.
+        let long = "x".repeat(70_000);
+        assert!(table(&[vec![long.clone(), "1".into()]]).ends_with("x  1"));
+        pairs(&[(long, "1".to_string())]).expect("it is printed");
     }
 }

@@ -198,7 +198,7 @@ fn show(args: &Args, table: &Table, packing: &Packing, seconds: f64) -> Result<(
     ];
     if !table.spaces.is_empty() {
         let row = |(space, extent): (usize, &slabwise_planner::pack::Extent)| {
-            (format!("  {}", space_name(space)), format!("{}, lower bound {}", amount(extent.height), amount(extent.lower_bound)))
+            (format!("  {}", brief(&space_name(space))), format!("{}, lower bound {}", amount(extent.height), amount(extent.lower_bound)))
         };
         rows.extend(spaces().map(row));
     }

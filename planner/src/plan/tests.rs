@@ -1,0 +1,22 @@
+//! How the work of planning grows with the dag: counted, not timed.
+
+use super::{Options, plan};
+use crate::generate::{chain, random_tasks, recurrent};
+use crate::relations::LOOKS;
+
+/// Four times the tasks are little more than four times the work, whatever the shape.
+#[test]
+fn dags_are_planned_in_linear_work() {
+    let shapes: [(&str, fn(usize) -> crate::Dag); 3] = [("chain", chain), ("recurrent", recurrent), ("random", random_tasks)];
+    for (name, make) in shapes {
+        for effort in [0, Options::default().effort] {
+            let [one, four] = [1_500, 6_000].map(|tasks| {
+                let dag = make(tasks);
+                let before = LOOKS.get();
+                plan(&dag, &Options { effort, ..Options::default() }).expect("a valid dag");
+                LOOKS.get() - before
+            });
+            assert!(four <= 6 * one, "{name} with effort {effort}: {one} looks for 1,500 tasks, {four} for 6,000");
+        }
+    }
+}
