@@ -1,0 +1,134 @@
+//! Results for people.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde_json::{Map, Value};
+
+use crate::items::{CONVOLUTIONS, MODELS, PRECISIONS, PRODUCTS, TORCH_MODES};
+use crate::results::latest;
+
+/// The device and the versions, on a line.
+pub fn device(about: &Map<String, Value>) -> String {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), String::from);
+    let versions = about.get("versions").and_then(Value::as_object);
+    let versions = versions.into_iter().flatten().map(|(name, value)| format!("{name} {}", text(value)));
+    let device = ["device", "driver"].map(|name| about.get(name).map_or_else(String::new, text));
+    format!("{}, driver {}, {}", device[0], device[1], versions.collect::<Vec<_>>().join(", "))
+}
+
+/// A result as it comes.
+pub fn progress(result: &Value, at: usize, of: usize) -> String {
+    let name = result["item"].as_str().unwrap_or_default();
+    let status = result["status"].as_str().unwrap_or_default();
+    let told = match result["ms"].as_f64() {
+        Some(ms) => format!("{ms:.4} ms"),
+        // Errors say last what is wrong, skips say one thing.
+        None => result["error"].as_str().and_then(|text| text.lines().last()).unwrap_or_default().chars().take(140).collect(),
+    };
+    format!("[{at}/{of}] {name:<44} {status:<8} {:>6.1} s  {told}", result["seconds"].as_f64().unwrap_or(0.0))
+}
+
+/// The last result of each item, as tables; and how many items were not begun.
+pub fn render(lines: &[Value], left: usize) -> String {
+    let results: BTreeMap<&str, &Value> = latest(lines).into_iter().map(|line| (line["item"].as_str().unwrap_or_default(), line)).collect();
+    let mut text = String::new();
+    steps(&mut text, &results);
+    pairs(&mut text, &results);
+    others(&mut text, &results);
+    let count = |status: &str| results.values().filter(|line| line["status"] == status).count();
+    let counts = ["ok", "failed", "crashed", "timeout", "skipped"].map(|status| format!("{} {status}", count(status)));
+    let _ = writeln!(text, "\n{}{}", counts.join(", "), if left > 0 { format!(", {left} not begun") } else { String::new() });
+    for (name, line) in &results {
+        if ["failed", "crashed", "timeout"].iter().any(|bad| line["status"] == *bad) {
+            let why = line["error"].as_str().unwrap_or_default();
+            let _ = writeln!(text, "{} {name}: {}", line["status"].as_str().unwrap_or_default(), why.lines().last().unwrap_or_default());
+        }
+    }
+    text
+}
+
+fn ms(results: &BTreeMap<&str, &Value>, name: &str) -> Option<f64> {
+    results.get(name).filter(|line| line["status"] == "ok").and_then(|line| line["ms"].as_f64())
+}
+
+fn mib(results: &BTreeMap<&str, &Value>, name: &str) -> String {
+    let bytes = results.get(name).filter(|line| line["status"] == "ok").and_then(|line| line["bytes"].as_f64());
+    bytes.map_or_else(|| "-".into(), |bytes| format!("{:.0}", bytes / f64::from(1 << 20)))
+}
+
+/// Milliseconds, and how many times those of slabwise they are.
+fn beside(time: Option<f64>, own: Option<f64>) -> String {
+    match (time, own) {
+        (Some(time), Some(own)) => format!("{time:.3} ({:.2}×)", time / own),
+        (Some(time), None) => format!("{time:.3}"),
+        (None, _) => "-".into(),
+    }
+}
+
+/// Steps: a row for each model and precision, a column for everyone; then their bytes.
+fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
+    let peers: Vec<String> = TORCH_MODES.iter().map(|mode| format!("torch-{mode}")).chain(["jax".into()]).collect();
+    let mut head = format!("\n{:<18}{:>12}{:>12}", "step, ms", "slabwise", "no graph");
+    head.extend(peers.iter().map(|peer| format!("{peer:>24}")));
+    let _ = write!(head, "{:>36}", "MiB: slabwise / planned / least peer");
+    let mut rows = String::new();
+    for (model, _, _) in MODELS {
+        for precision in PRECISIONS {
+            let name = |who: &str| format!("step/{model}/{precision}/{who}");
+            let own = ms(results, &name("slabwise"));
+            let times: Vec<Option<f64>> = peers.iter().map(|peer| ms(results, &name(peer))).collect();
+            let bare = ms(results, &name("slabwise-no-graph"));
+            if own.or(bare).is_none() && times.iter().flatten().next().is_none() {
+                continue;
+            }
+            let own_text = own.map_or_else(|| "-".into(), |ms| format!("{ms:.3}"));
+            let bare_text = bare.map_or_else(|| "-".into(), |ms| format!("{ms:.3}"));
+            let _ = write!(rows, "{:<18}{own_text:>12}{bare_text:>12}", format!("{model} {precision}"));
+            rows.extend(times.iter().map(|&time| format!("{:>24}", beside(time, own))));
+            let planned = results.get(name("slabwise").as_str()).and_then(|line| line["planned_bytes"].as_f64());
+            let planned = planned.map_or_else(|| "-".into(), |bytes| format!("{:.0}", bytes / f64::from(1 << 20)));
+            let least = peers.iter().filter_map(|peer| mib(results, &name(peer)).parse::<f64>().ok()).fold(f64::INFINITY, f64::min);
+            let least = if least.is_finite() { least.to_string() } else { "-".into() };
+            let _ = writeln!(rows, "{:>36}", format!("{} / {planned} / {least}", mib(results, &name("slabwise"))));
+        }
+    }
+    if !rows.is_empty() {
+        let _ = writeln!(text, "{head}\n{}", rows.trim_end());
+    }
+}
+
+/// Products and convolutions: slabwise beside PyTorch.
+fn pairs(text: &mut String, results: &BTreeMap<&str, &Value>) {
+    let products = PRODUCTS.iter().map(|n| format!("product/{n}"));
+    let convolutions = CONVOLUTIONS.iter().map(|(name, _)| format!("conv/{name}"));
+    let mut rows = String::new();
+    for name in products.chain(convolutions) {
+        for precision in PRECISIONS {
+            let [own, torch] = ["slabwise", "torch"].map(|who| ms(results, &format!("{name}/{precision}/{who}")));
+            if own.or(torch).is_some() {
+                let own_text = own.map_or_else(|| "-".into(), |ms| format!("{ms:.4}"));
+                let line = results.get(format!("{name}/{precision}/slabwise").as_str());
+                let rate = line.and_then(|line| line["tflops"].as_f64()).map_or_else(String::new, |rate| format!("{rate:.1}"));
+                let _ = writeln!(rows, "{:<36}{own_text:>12}{rate:>10}{:>24}", format!("{name} {precision}"), beside(torch, own));
+            }
+        }
+    }
+    if !rows.is_empty() {
+        let _ = write!(text, "\n{:<36}{:>12}{:>10}{:>24}\n{rows}", "product, ms", "slabwise", "Tflop/s", "torch");
+    }
+}
+
+/// Bandwidths, launches and budgets.
+fn others(text: &mut String, results: &BTreeMap<&str, &Value>) {
+    let ways = ["bandwidth/", "launches/", "budget/", "bytes/"];
+    for (name, line) in results.iter().filter(|(name, line)| line["status"] == "ok" && ways.iter().any(|way| name.starts_with(way))) {
+        let figures = ["ms", "gb_per_s", "us_per_launch", "bytes", "planned_bytes", "slab_bytes", "slab_without_bytes", "same_bits"];
+        let told = figures.iter().filter_map(|figure| match &line[*figure] {
+            Value::Number(n) if n.is_f64() => Some(format!("{figure} {:.3}", n.as_f64()?)),
+            Value::Null => None,
+            other => Some(format!("{figure} {other}")),
+        });
+        let _ = writeln!(text, "{name}: {}", told.collect::<Vec<_>>().join(", "));
+    }
+}
