@@ -66,7 +66,7 @@ def conv(x, layer, stride=1):
 
 
 def max_pool(x, k, stride, pad):
-    return jax.lax.reduce_window(x, jnp.array(-jnp.inf, x.dtype), jax.lax.max, (1, 1, k, k), (1, 1, stride, stride),
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, k, k), (1, 1, stride, stride),
                                  [(0, 0), (0, 0), (pad, pad), (pad, pad)])
 
 

@@ -6,8 +6,7 @@ mod builder;
 mod common;
 
 use builder::Builder;
-use common::{Case, Choices, check};
-use slabwise_cuda::emulator::available;
+use common::{Case, Choices, available, check};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
