@@ -21,20 +21,27 @@ pub struct Ended {
 }
 
 impl Ended {
+    /// What could not be started, because of this.
+    pub fn refused(why: String) -> Ended {
+        Ended { status: None, refused: Some(why), stdout: String::new(), stderr: String::new(), took: Duration::ZERO }
+    }
+
     /// The signal that ended it, if one did.
     pub fn signal(&self) -> Option<i32> {
         self.status.and_then(|status| status.signal())
     }
 
-    /// The last lines of what it said, errors if there are any.
+    /// The last lines of what it said, and after them those of its errors.
     pub fn tail(&self) -> String {
-        const LINES: usize = 30;
-        const CHARACTERS: usize = 4000;
-        let text = if self.stderr.trim().is_empty() { &self.stdout } else { &self.stderr };
-        let lines: Vec<&str> = text.trim().lines().collect();
-        let tail = lines[lines.len().saturating_sub(LINES)..].join("\n");
-        let skip = tail.chars().count().saturating_sub(CHARACTERS);
-        tail.chars().skip(skip).collect()
+        const LINES: usize = 20;
+        const CHARACTERS: usize = 3000;
+        let last = |text: &str| {
+            let lines: Vec<&str> = text.trim().lines().collect();
+            let tail = lines[lines.len().saturating_sub(LINES)..].join("\n");
+            let skip = tail.chars().count().saturating_sub(CHARACTERS);
+            tail.chars().skip(skip).collect::<String>()
+        };
+        [last(&self.stdout), last(&self.stderr)].join("\n").trim().into()
     }
 }
 
@@ -47,35 +54,30 @@ pub fn run(mut command: Command, limit: Duration) -> Ended {
         command.stdin(Stdio::null()).stdout(said[0].try_clone()?).stderr(said[1].try_clone()?).process_group(0);
         Ok((command.spawn()?, said))
     };
-    let mut ended = Ended { status: None, refused: None, stdout: String::new(), stderr: String::new(), took: Duration::ZERO };
     let (mut child, mut said) = match { started }() {
         Ok(started) => started,
-        Err(e) => {
-            ended.refused = Some(format!("{}: {e}", command.get_program().to_string_lossy()));
-            return ended;
-        }
+        Err(e) => return Ended::refused(format!("{}: {e}", command.get_program().to_string_lossy())),
     };
-    ended.status = loop {
+    let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break Some(status),
             Ok(None) if began.elapsed() < limit => std::thread::sleep(LOOK),
             _ => break None,
         }
     };
-    ended.took = began.elapsed();
+    let took = began.elapsed();
     end(&mut child);
     let mut text = |at: usize| {
         let mut bytes = Vec::new();
         let read = said[at].seek(SeekFrom::Start(0)).and_then(|_| said[at].read_to_end(&mut bytes));
         read.map_or_else(|e| e.to_string(), |_| String::from_utf8_lossy(&bytes).into_owned())
     };
-    (ended.stdout, ended.stderr) = (text(0), text(1));
-    ended
+    Ended { status, refused: None, stdout: text(0), stderr: text(1), took }
 }
 
 /// Ends the process and the group of what it started: compilers' workers outlive it otherwise.
 fn end(child: &mut Child) {
-    let group = format!("kill -9 -{} 2>/dev/null", child.id());
+    let group = format!("kill -s KILL -- -{} 2>/dev/null", child.id());
     let _ = Command::new("sh").args(["-c", &group]).stdin(Stdio::null()).status();
     // The group's own signal did this, unless there is no shell.
     let _ = child.kill();

@@ -9,6 +9,9 @@ use crate::child;
 /// What a test prints that runs on a GPU.
 pub const USES_THE_GPU: &str = "runs on the GPU";
 
+/// The variable that makes measurements quick, of this program and of peers.
+pub const QUICK: &str = "SLABWISE_GPU_QUICK";
+
 /// What one item is.
 #[derive(Clone, Debug)]
 pub enum Work {
@@ -28,8 +31,10 @@ pub struct Item {
     /// Whether it runs alone, because of its times.
     pub timed: bool,
     pub limit: Duration,
+    /// Whether nothing is to be known from processes before: neither kernels nor which of them is the fastest.
+    pub fresh: bool,
     /// Variables of its process.
-    pub variables: Vec<(&'static str, &'static str)>,
+    pub variables: Vec<Variable>,
     program: PathBuf,
 }
 
@@ -109,12 +114,12 @@ const FAMILIES: [(&str, &str); 8] = [
     ("choosing", "positions_are_those_of_a_plain_loop"),
 ];
 
-/// All items, in the order in which they run.
+/// All items, in the order in which they run. Where it is to be quick, sizes and numbers of runs are small.
 ///
 /// # Errors
 /// If a test binary does not list its tests.
-pub fn all(places: &Places) -> Result<Vec<Item>, String> {
-    let mut list = List { places, items: Vec::new() };
+pub fn all(places: &Places, quick: bool) -> Result<Vec<Item>, String> {
+    let mut list = List { places, quick, items: Vec::new() };
     let tests = list.tests()?;
     list.own("bandwidth/device-copy", 60, &["copy", "device"], &[]);
     list.own("bandwidth/to-device", 60, &["copy", "to-device"], &[]);
@@ -130,26 +135,33 @@ pub fn all(places: &Places) -> Result<Vec<Item>, String> {
     Ok(list.items)
 }
 
-const NO_GRAPHS: (&str, &str) = ("SLABWISE_CUDA_GRAPHS", "0");
-const TF32: (&str, &str) = ("SLABWISE_TF32", "1");
+type Variable = (&'static str, &'static str);
+
+const NO_GRAPHS: Variable = ("SLABWISE_CUDA_GRAPHS", "0");
+const TF32: Variable = ("SLABWISE_TF32", "1");
 
 struct List<'a> {
     places: &'a Places,
+    quick: bool,
     items: Vec<Item>,
 }
 
 impl List<'_> {
-    fn push(&mut self, name: String, seconds: u64, work: Work, variables: &[(&'static str, &'static str)]) -> &mut Item {
+    fn push(&mut self, name: String, seconds: u64, work: Work, variables: &[Variable]) -> &mut Item {
         let program = self.places.program.clone();
         let limit = Duration::from_secs(seconds);
-        self.items.push(Item { name, work, timed: true, limit, variables: variables.to_vec(), program });
+        let mut variables = variables.to_vec();
+        if self.quick {
+            variables.push((QUICK, "1"));
+        }
+        self.items.push(Item { name, work, timed: true, limit, fresh: false, variables, program });
         self.items.last_mut().expect("it was just added")
     }
 
-    fn own(&mut self, name: &str, seconds: u64, words: &[&str], variables: &[(&'static str, &'static str)]) {
+    fn own(&mut self, name: &str, seconds: u64, words: &[&str], variables: &[Variable]) -> &mut Item {
         // What is reserved ahead is no peak.
         let variables = [&[("SLABWISE_PREALLOCATE", "0")], variables].concat();
-        self.push(name.into(), seconds, Work::Own(words.iter().map(|w| w.to_string()).collect()), &variables);
+        self.push(name.into(), seconds, Work::Own(words.iter().map(|w| w.to_string()).collect()), &variables)
     }
 
     fn peer(&mut self, name: &str, seconds: u64, script: &str, words: &[&str]) {
@@ -161,7 +173,7 @@ impl List<'_> {
     /// Training steps of all models by everyone.
     fn steps(&mut self) {
         for (name, model, batch) in MODELS {
-            let batch = batch.to_string();
+            let batch = if self.quick { 2 } else { batch }.to_string();
             for precision in PRECISIONS {
                 let step = format!("step/{name}/{precision}");
                 let tf32: &[_] = if precision == "tf32" { &[TF32] } else { &[] };
@@ -180,7 +192,7 @@ impl List<'_> {
     /// Steps within half of their slab, which must give what they give in all of it; planned bytes beside those of the driver.
     fn budgets(&mut self) {
         for (name, model, batch) in MODELS {
-            let batch = batch.to_string();
+            let batch = if self.quick { 2 } else { batch }.to_string();
             self.own(&format!("bytes/{name}"), 180, &["bytes", model, &batch], &[]);
             if ["cnn", "resnet20", "gpt"].contains(&name) {
                 self.own(&format!("budget/{name}/recompute"), 240, &["budget", model, &batch, "recompute"], &[]);
@@ -193,8 +205,9 @@ impl List<'_> {
         for precision in PRECISIONS {
             let tf32: &[_] = if precision == "tf32" { &[TF32] } else { &[] };
             for n in PRODUCTS {
-                self.own(&format!("product/{n}/{precision}/slabwise"), 120, &["product", n, precision], tf32);
-                self.peer(&format!("product/{n}/{precision}/torch"), 120, "torch_step.py", &["product", n, precision]);
+                let words = ["product", if self.quick { "64" } else { n }, precision];
+                self.own(&format!("product/{n}/{precision}/slabwise"), 120, &words, tf32).fresh = true;
+                self.peer(&format!("product/{n}/{precision}/torch"), 120, "torch_step.py", &words);
             }
         }
     }
@@ -202,9 +215,10 @@ impl List<'_> {
     fn convolutions(&mut self) {
         for precision in PRECISIONS {
             let tf32: &[_] = if precision == "tf32" { &[TF32] } else { &[] };
-            for (name, sizes) in CONVOLUTIONS {
+            for (name, [batch, inputs, outputs, image, k, stride]) in CONVOLUTIONS {
+                let sizes = if self.quick { [1, inputs.min(8), 8, 8, k, stride] } else { [batch, inputs, outputs, image, k, stride] };
                 let sizes = sizes.map(|n| n.to_string()).join(",");
-                self.own(&format!("conv/{name}/{precision}/slabwise"), 180, &["conv", &sizes, precision], tf32);
+                self.own(&format!("conv/{name}/{precision}/slabwise"), 180, &["conv", &sizes, precision], tf32).fresh = true;
                 self.peer(&format!("conv/{name}/{precision}/torch"), 120, "torch_step.py", &["conv", &sizes, precision]);
             }
         }

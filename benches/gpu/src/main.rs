@@ -13,6 +13,7 @@ mod results;
 mod sequence;
 mod table;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -47,6 +48,9 @@ struct Args {
     /// Tests that run at once; what is timed always runs alone
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     jobs: u32,
+    /// A run or two of each item, at a small batch: to see that all of them work, and not how fast
+    #[arg(long)]
+    quick: bool,
     /// The most seconds of one item, whatever its own limit is
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
@@ -67,35 +71,49 @@ fn main() -> ExitCode {
     }
 }
 
+/// Prints a line. Results are in their file: a reader that has gone away ends nothing.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
 fn run(args: &Args) -> Result<ExitCode, String> {
     let places = items::Places::find(args.tests.as_deref())?;
-    let mut items = items::all(&places)?;
+    let mut items = items::all(&places, args.quick)?;
     items.retain(|item| args.only.is_empty() || args.only.iter().any(|pattern| items::matches(pattern, &item.name)));
     if items.is_empty() {
         return Err(format!("no item is named like {}; --list shows them all", args.only.join(" or ")));
     }
     if args.list {
         for item in &items {
-            println!("{:<44} {:>4} s  {}", item.name, item.limit.as_secs(), item.shown());
+            say(&format!("{:<44} {:>4} s  {}", item.name, item.limit.as_secs(), item.shown()));
         }
         return Ok(ExitCode::SUCCESS);
     }
     let before = args.resume.as_deref().map_or(Ok(Vec::new()), results::read)?;
     let mut output = results::Output::append(&args.results)?;
-    let passed = |name: &str| before.iter().any(|line| line["item"] == name && line["status"] == "ok");
+    // What was only tried is not measured.
+    let passed = |name: &str| {
+        let enough = |line: &serde_json::Value| line["status"] == "ok" && (args.quick || line["quick"] != true);
+        before.iter().any(|line| line["item"] == name && enough(line))
+    };
     items.retain(|item| !passed(&item.name));
-    let device = sequence::device(&places);
-    match &device {
-        Ok(about) => println!("{}", table::device(about)),
-        Err(why) => println!("There is no GPU to measure: {why}"),
+    let mut about = match sequence::device(&places) {
+        Ok(about) => about,
+        Err(why) => {
+            eprintln!("There is no GPU to measure: {why}");
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    say(&table::device(&about));
+    if args.quick {
+        about.insert("quick".into(), true.into());
     }
-    let device = device?;
     let limits =
         sequence::Limits { all: args.budget.map(Duration::from_secs), one: args.limit.map(Duration::from_secs), jobs: args.jobs as usize };
-    let done = sequence::run(&items, &device, &limits, &mut output)?;
+    let done = sequence::run(&items, &about, &limits, &mut output)?;
     let left = items.len() - done.len();
+    let bad = done.iter().any(table::is_bad);
     let lines: Vec<_> = before.into_iter().chain(done).collect();
-    print!("{}", table::render(&lines, left));
-    let bad = results::latest(&lines).iter().any(|line| ["failed", "timeout", "crashed"].iter().any(|bad| line["status"] == *bad));
+    say(&table::render(&lines, left));
     Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

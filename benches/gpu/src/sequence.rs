@@ -90,7 +90,10 @@ impl Sequence<'_> {
             return false;
         }
         let own = self.limits.one.map_or(item.limit, |one| one.min(item.limit));
-        let ended = child::run(item.command(), own.min(left));
+        let ended = match fresh(item) {
+            Ok((command, _cache)) => child::run(command, own.min(left)),
+            Err(e) => Ended::refused(format!("there is no folder for its kernels: {e}")),
+        };
         let cut = ended.status.is_none() && ended.refused.is_none() && left < own;
         let mut result = Map::new();
         result.insert("item".into(), json!(item.name));
@@ -99,11 +102,21 @@ impl Sequence<'_> {
         result.extend(self.device.clone());
         let result = Value::Object(result);
         let mut state = self.state.lock().expect("no thread panics with it");
-        println!("{}", crate::table::progress(&result, state.done.len() + 1, self.count));
+        crate::say(&crate::table::progress(&result, state.done.len() + 1, self.count));
         state.failed = state.output.line(&result).err();
         state.done.push(result);
         state.failed.is_none()
     }
+}
+
+/// The command of an item, with an empty folder for its kernels if it is to know none.
+fn fresh(item: &Item) -> std::io::Result<(Command, Option<tempfile::TempDir>)> {
+    let mut command = item.command();
+    let cache = item.fresh.then(tempfile::tempdir).transpose()?;
+    if let Some(cache) = &cache {
+        command.env("SLABWISE_CACHE_DIR", cache.path());
+    }
+    Ok((command, cache))
 }
 
 /// The result of an item that the time for all did not suffice for.

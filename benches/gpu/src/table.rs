@@ -17,16 +17,28 @@ pub fn device(about: &Map<String, Value>) -> String {
     format!("{}, driver {}, {}", device[0], device[1], versions.collect::<Vec<_>>().join(", "))
 }
 
+/// The line of an error that says what is wrong: behind the place of a panic, a line that calls itself an error, or the last.
+fn gist(line: &Value) -> &str {
+    let lines: Vec<&str> = line["error"].as_str().unwrap_or_default().lines().collect();
+    let panic = lines.iter().rposition(|line| line.contains("panicked at ")).and_then(|at| lines.get(at + 1));
+    let named = || lines.iter().rfind(|line| line.contains("rror: ") || line.contains("ERROR SUMMARY"));
+    panic.or_else(named).or(lines.last()).copied().unwrap_or_default()
+}
+
 /// A result as it comes.
 pub fn progress(result: &Value, at: usize, of: usize) -> String {
     let name = result["item"].as_str().unwrap_or_default();
     let status = result["status"].as_str().unwrap_or_default();
     let told = match result["ms"].as_f64() {
         Some(ms) => format!("{ms:.4} ms"),
-        // Errors say last what is wrong, skips say one thing.
-        None => result["error"].as_str().and_then(|text| text.lines().last()).unwrap_or_default().chars().take(140).collect(),
+        None => gist(result).chars().take(140).collect(),
     };
     format!("[{at}/{of}] {name:<44} {status:<8} {:>6.1} s  {told}", result["seconds"].as_f64().unwrap_or(0.0))
+}
+
+/// Whether an item came to a bad end.
+pub fn is_bad(line: &Value) -> bool {
+    ["failed", "crashed", "timeout"].iter().any(|bad| line["status"] == *bad)
 }
 
 /// The last result of each item, as tables; and how many items were not begun.
@@ -39,13 +51,10 @@ pub fn render(lines: &[Value], left: usize) -> String {
     let count = |status: &str| results.values().filter(|line| line["status"] == status).count();
     let counts = ["ok", "failed", "crashed", "timeout", "skipped"].map(|status| format!("{} {status}", count(status)));
     let _ = writeln!(text, "\n{}{}", counts.join(", "), if left > 0 { format!(", {left} not begun") } else { String::new() });
-    for (name, line) in &results {
-        if ["failed", "crashed", "timeout"].iter().any(|bad| line["status"] == *bad) {
-            let why = line["error"].as_str().unwrap_or_default();
-            let _ = writeln!(text, "{} {name}: {}", line["status"].as_str().unwrap_or_default(), why.lines().last().unwrap_or_default());
-        }
+    for (name, line) in results.iter().filter(|(_, line)| is_bad(line)) {
+        let _ = writeln!(text, "{} {name}: {}", line["status"].as_str().unwrap_or_default(), gist(line));
     }
-    text
+    text.trim_end().into()
 }
 
 fn ms(results: &BTreeMap<&str, &Value>, name: &str) -> Option<f64> {

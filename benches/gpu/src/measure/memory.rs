@@ -4,18 +4,21 @@ use ndarray::{Array1, Array2};
 use serde_json::{Value, json};
 use slabwise::prelude::*;
 
-/// Half a GiB of f32.
-const ELEMENTS: usize = 1 << 27;
+/// Half a GiB of f32, or a MiB.
+fn elements() -> usize {
+    if super::is_quick() { 1 << 18 } else { 1 << 27 }
+}
 
-/// Gigabytes per second of half a GiB moved in one of three ways. On the device it is read and written.
+/// Gigabytes per second of values moved in one of three ways. On the device they are read and written.
 pub fn copy(which: &str) -> Result<Value> {
-    let bytes = 4.0 * ELEMENTS as f64;
+    let count = elements();
+    let bytes = 4.0 * count as f64;
     let mut session = Session::new(Device::cuda(0)?, Params::seeded(0))?;
-    let zeros = Array1::<f32>::zeros(ELEMENTS);
+    let zeros = Array1::<f32>::zeros(count);
     let (times, moved, given) = match which {
         "device" => {
             let trace = Trace::inference().named("copy");
-            let x = trace.input("x", F32, (ELEMENTS as u32,));
+            let x = trace.input("x", F32, (count as u32,));
             let program = session.compile(&trace, [x + 1.0])?;
             let x = session.upload("x", &zeros)?;
             (super::runs(&mut session, &program, &(&x,))?, 2.0 * bytes, session.device_bytes())
