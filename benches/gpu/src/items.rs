@@ -328,3 +328,20 @@ pub fn matches(pattern: &str, name: &str) -> bool {
         None => false,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn patterns_are_parts_of_names() {
+        let name = "step/cnn/tf32/torch-graph";
+        assert!(["cnn", "step/*torch", "", "*", "step/*/tf32/*graph"].iter().all(|pattern| matches(pattern, name)));
+        assert!(["resnet", "torch*step", "step/*/f32*jax"].iter().all(|pattern| !matches(pattern, name)));
+    }
+
+    #[test]
+    fn the_mark_of_tests_is_the_one_that_they_print() {
+        assert_eq!(super::USES_THE_GPU, slabwise_cuda::emulator::USES_THE_GPU);
+    }
+}

@@ -17,9 +17,13 @@ pub fn device(about: &Map<String, Value>) -> String {
     format!("{}, driver {}, {}", device[0], device[1], versions.collect::<Vec<_>>().join(", "))
 }
 
-/// The line of an error that says what is wrong: behind the place of a panic, a line that calls itself an error, or the last.
+/// The line of an error that says what is wrong. What ended otherwise says it first; of what failed it is the line behind the place
+/// of a panic, a line that calls itself an error, or the last.
 fn gist(line: &Value) -> &str {
     let lines: Vec<&str> = line["error"].as_str().unwrap_or_default().lines().collect();
+    if line["status"] != "failed" {
+        return lines.first().copied().unwrap_or_default();
+    }
     let panic = lines.iter().rposition(|line| line.contains("panicked at ")).and_then(|at| lines.get(at + 1));
     let named = || lines.iter().rfind(|line| line.contains("rror: ") || line.contains("ERROR SUMMARY"));
     panic.or_else(named).or(lines.last()).copied().unwrap_or_default()
@@ -80,7 +84,7 @@ fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
     let peers: Vec<String> = TORCH_MODES.iter().map(|mode| format!("torch-{mode}")).chain(["jax".into()]).collect();
     let mut head = format!("\n{:<18}{:>12}{:>12}", "step, ms", "slabwise", "no graph");
     head.extend(peers.iter().map(|peer| format!("{peer:>24}")));
-    let _ = write!(head, "{:>36}", "MiB: slabwise / planned / least peer");
+    let _ = write!(head, "{:>36}", "MiB: own / planned / least peer");
     let mut rows = String::new();
     for (model, _, _) in MODELS {
         for precision in PRECISIONS {
@@ -139,5 +143,42 @@ fn others(text: &mut String, results: &BTreeMap<&str, &Value>) {
             other => Some(format!("{figure} {other}")),
         });
         let _ = writeln!(text, "{name}: {}", told.collect::<Vec<_>>().join(", "));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn times_stand_beside_those_of_slabwise() {
+        let ok = |item: &str, ms: f64, mib: u64| json!({ "item": item, "status": "ok", "ms": ms, "bytes": mib << 20 });
+        let mut lines = vec![
+            ok("step/gpt/f32/slabwise", 9.0, 90),
+            ok("step/gpt/f32/torch-graph", 30.0, 120),
+            ok("step/gpt/f32/jax", 15.0, 100),
+            json!({ "item": "step/gpt/f32/torch-eager", "status": "crashed", "error": "signal 9" }),
+            ok("product/4096/bf16/slabwise", 0.25, 96),
+            ok("product/4096/bf16/torch", 0.2, 96),
+        ];
+        // A later result of an item takes the place of an earlier one.
+        lines.push(ok("step/gpt/f32/slabwise", 10.0, 80));
+        let text = render(&lines, 3);
+        let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {text}")).to_string();
+        let words = |name: &str| row(name).split_whitespace().map(String::from).collect::<Vec<_>>().join(" ");
+        assert_eq!(words("gpt f32"), "gpt f32 10.000 - - - - 30.000 (3.00×) 15.000 (1.50×) 80 / - / 100");
+        assert_eq!(words("product/4096 bf16"), "product/4096 bf16 0.2500 0.200 (0.80×)");
+        assert!(text.contains("5 ok, 0 failed, 1 crashed, 0 timeout, 0 skipped, 3 not begun"), "{text}");
+        assert!(text.ends_with("crashed step/gpt/f32/torch-eager: signal 9"), "{text}");
+    }
+
+    #[test]
+    fn errors_are_told_by_the_line_that_says_what_is_wrong() {
+        let failed = |error: &str| gist(&json!({ "status": "failed", "error": error })).to_string();
+        assert_eq!(failed("runs on the GPU\nthread 'a' panicked at a.rs:1:1:\nleft is not right\nnote: run with"), "left is not right");
+        assert_eq!(failed("Traceback\n  a\nValueError: no\n----\nFor simplicity, frames are left out."), "ValueError: no");
+        assert_eq!(failed("one\ntwo"), "two");
     }
 }
