@@ -5,9 +5,9 @@
 use slabwise::models::{Model, OptimizerKind};
 use slabwise::prelude::*;
 
-/// The first device, or `None` where there is none, which is said.
+/// The first device, or `None` where there is none, which is said, unless one is required.
 fn gpu() -> Option<Device> {
-    Device::cuda(0).inspect_err(|why| eprintln!("not run on a GPU: {why}")).ok()
+    slabwise_cuda::emulator::gpu_usable().then(|| Device::cuda(0).expect("it is usable"))
 }
 
 /// The losses of some steps.

@@ -153,7 +153,7 @@ fn only_kernels_are_unsafe() {
         offences.extend(lines.filter(|(_, l)| words(l).any(|w| w == word)).map(|(at, _)| format!("{}:{}", source.path, at + 1)));
     }
     none("outside of the crate of kernels", &offences);
-    let programs = ["tests/random_programs/src/lib.rs", "tests/random_programs/src/main.rs"];
+    let programs = ["benches/gpu/src/main.rs", "tests/random_programs/src/lib.rs", "tests/random_programs/src/main.rs"];
     for root in ["planner/src/lib.rs", "runtime/src/lib.rs", "runtime/src/bin/slabwise/main.rs"].into_iter().chain(programs) {
         assert!(read(root).lines().any(|l| l == format!("#![forbid({word}_code)]")), "{root} must forbid it");
     }

@@ -1,91 +1,267 @@
-"""A jitted step of JAX, beside slabwise's: prints the median milliseconds and the peak of bytes in use.
+"""A jitted step of JAX, beside slabwise's: prints a line of JSON with the median milliseconds and the peak of bytes in use.
 
-jax_step.py mlp|cnn BATCH
+jax_step.py step MODEL BATCH f32|tf32|bf16
+jax_step.py count MODEL          how many weights it has; needs no GPU
+
+MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of slabwise's built-in models. bf16 is
+computed in bf16 over weights in f32; norms and the loss are computed in f32.
 """
 
+import functools
+import json
 import os
 import statistics
 import sys
 import time
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def end(**fields):
+    print(json.dumps(fields))
+    sys.exit(0)
+
+
 try:
     import jax
     import jax.numpy as jnp
 except ImportError:
-    sys.exit("jax is not installed")
-if jax.default_backend() != "gpu":
-    sys.exit("jax sees no GPU")
+    end(skipped="jax is not installed")
+tree = jax.tree_util.tree_map
 
-jax.config.update("jax_default_matmul_precision", "highest")
-name, batch = sys.argv[1], int(sys.argv[2])
-WARM_UP, GROUP, PATIENCE = 20, 10, 1.0
-keys = iter(jax.random.split(jax.random.PRNGKey(0), 64))
+QUICK = "SLABWISE_GPU_QUICK" in os.environ
+WARM_UP, WARM_UP_LEAST = 20, 3
+GROUP, PATIENCE, SAMPLES_LEAST = (1, 0.0, 2) if QUICK else (10, 1.0, 5)
 
 
-def dense(n, m):
-    return jax.random.normal(next(keys), (n, m)) / n ** 0.5, jnp.zeros(m)
+class Weights:
+    """Draws weights: trained ones, and the running statistics of norms, both by the order in which layers are made."""
+
+    def __init__(self):
+        self.key = jax.random.PRNGKey(0)
+
+    def draw(self, dims, scale):
+        self.key, key = jax.random.split(self.key)
+        return jax.random.normal(key, dims) * scale
+
+    def dense(self, n, m, bias=True):
+        w = self.draw((n, m), n ** -0.5)
+        return (w, jnp.zeros(m)) if bias else (w,)
+
+    def conv(self, n, m, k, bias):
+        w = self.draw((m, n, k, k), (2 / (k * k * n)) ** 0.5)
+        return (w, jnp.zeros(m)) if bias else (w,)
+
+    def norm(self, n):
+        return jnp.ones(n), jnp.zeros(n)
 
 
-def conv(n, m):
-    return jax.random.normal(next(keys), (m, n, 5, 5)) / (25 * n) ** 0.5, jnp.zeros(m)
+def dense(x, layer):
+    y = x @ layer[0].astype(x.dtype)
+    return y + layer[1].astype(x.dtype) if len(layer) > 1 else y
 
 
-def pooled(x, layer):
-    x = jax.lax.conv_general_dilated(x, layer[0], (1, 1), "SAME") + layer[1][:, None, None]
-    return jax.lax.reduce_window(jax.nn.relu(x), -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+def conv(x, layer, stride=1):
+    pad = layer[0].shape[-1] // 2
+    y = jax.lax.conv_general_dilated(x, layer[0].astype(x.dtype), (stride, stride), [(pad, pad)] * 2)
+    return y + layer[1].astype(x.dtype)[:, None, None] if len(layer) > 1 else y
 
 
-if name == "mlp":
-    weights = [dense(784, 512), dense(512, 256), dense(256, 10)]
-    example = (784,)
-else:
-    weights = [conv(1, 32), conv(32, 64), dense(64 * 7 * 7, 512), dense(512, 10)]
-    example = (1, 28, 28)
+def max_pool(x, k, stride, pad):
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, k, k), (1, 1, stride, stride),
+                                 [(0, 0), (0, 0), (pad, pad), (pad, pad)])
 
 
-def loss_of(weights, x, labels):
-    layers = weights
-    if name == "cnn":
-        x = pooled(pooled(x, weights[0]), weights[1]).reshape(x.shape[0], -1)
-        layers = weights[2:]
-    for w, b in layers[:-1]:
-        x = jax.nn.relu(x @ w + b)
-    x = x @ layers[-1][0] + layers[-1][1]
-    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None], 1))
+def mlp():
+    draw = Weights()
+
+    def forward(weights, running, x):
+        for layer in weights[:-1]:
+            x = jax.nn.relu(dense(x, layer))
+        return dense(x, weights[-1]), running
+
+    return [draw.dense(784, 512), draw.dense(512, 256), draw.dense(256, 10)], [], forward
 
 
-def step(weights, state, x, labels):
-    loss, gradients = jax.value_and_grad(loss_of)(weights, x, labels)
-    tree = jax.tree_util.tree_map
-    if name == "mlp":
+def cnn():
+    draw = Weights()
+
+    def forward(weights, running, x):
+        for layer in weights[:2]:
+            x = max_pool(jax.nn.relu(conv(x, layer)), 2, 2, 0)
+        x = jax.nn.relu(dense(x.reshape(x.shape[0], -1), weights[2]))
+        return dense(x, weights[3]), running
+
+    return [draw.conv(1, 32, 5, True), draw.conv(32, 64, 5, True), draw.dense(64 * 7 * 7, 512), draw.dense(512, 10)], [], forward
+
+
+def resnet(depths, width, classes, large_stem, bottleneck):
+    draw, plan, weights, running = Weights(), [], [], []
+
+    def normed(inputs, outputs, k, stride=1):
+        weights.append(draw.conv(inputs, outputs, k, False) + draw.norm(outputs))
+        running.append((jnp.zeros(outputs), jnp.ones(outputs)))
+        return len(weights) - 1, stride
+
+    stem = normed(3, width, 7, 2) if large_stem else normed(3, width, 3)
+    channels = width
+    for stage, depth in enumerate(depths):
+        inner = width << stage
+        outputs = 4 * inner if bottleneck else inner
+        for block in range(depth):
+            stride = 2 if stage > 0 and block == 0 else 1
+            if bottleneck:
+                main = [normed(channels, inner, 1), normed(inner, inner, 3, stride), normed(inner, outputs, 1)]
+            else:
+                main = [normed(channels, inner, 3, stride), normed(inner, inner, 3)]
+            shortcut = normed(channels, outputs, 1, stride) if stride != 1 or channels != outputs else None
+            plan.append((main, shortcut))
+            channels = outputs
+    weights.append(draw.dense(channels, classes))
+
+    def forward(weights, running, x):
+        running = list(running)
+
+        def apply(x, layer):
+            at, stride = layer
+            w, scale, shift = weights[at]
+            y = conv(x, (w,), stride).astype(jnp.float32)
+            mean, var = y.mean((0, 2, 3)), y.var((0, 2, 3))
+            count = y.size // y.shape[1]
+            old = running[at]
+            running[at] = (0.9 * old[0] + 0.1 * mean, 0.9 * old[1] + 0.1 * var * (count / (count - 1)))
+            factor = scale * jax.lax.rsqrt(var + 1e-5)
+            return (y * factor[:, None, None] + (shift - mean * factor)[:, None, None]).astype(x.dtype)
+
+        x = jax.nn.relu(apply(x, stem))
+        if large_stem:
+            x = max_pool(x, 3, 2, 1)
+        for main, shortcut in plan:
+            y = x
+            for i, layer in enumerate(main):
+                y = apply(jax.nn.relu(y) if i > 0 else y, layer)
+            x = jax.nn.relu(y + (x if shortcut is None else apply(x, shortcut)))
+        return dense(x.mean((2, 3)), weights[-1]), running
+
+    return weights, running, forward
+
+
+def gpt(layers=6, width=384, heads=6, length=256, vocabulary=1024):
+    draw = Weights()
+    blocks = [(draw.norm(width), draw.dense(width, 3 * width), draw.dense(width, width),
+               draw.norm(width), draw.dense(width, 4 * width), draw.dense(4 * width, width)) for _ in range(layers)]
+    weights = (draw.draw((vocabulary, width), 0.02), draw.draw((length, width), 0.02), blocks,
+               draw.norm(width), draw.dense(width, vocabulary, False))
+
+    def norm(x, layer):
+        y = x.astype(jnp.float32)
+        y = (y - y.mean(-1, keepdims=True)) * jax.lax.rsqrt(y.var(-1, keepdims=True) + 1e-5)
+        return (y * layer[0] + layer[1]).astype(x.dtype)
+
+    def forward(weights, running, tokens, dtype=jnp.float32):
+        embedding, places, blocks, last, head = weights
+        x = (embedding[tokens] + places).astype(dtype)
+        for norm1, qkv, joined, norm2, wide, narrow in blocks:
+            q, k, v = jnp.split(dense(norm(x, norm1), qkv), 3, -1)
+            split = lambda t: t.reshape(*t.shape[:2], heads, width // heads)
+            attended = jax.nn.dot_product_attention(split(q), split(k), split(v), is_causal=True)
+            x = x + dense(attended.reshape(x.shape), joined)
+            x = x + dense(jax.nn.gelu(dense(norm(x, norm2), wide), approximate=True), narrow)
+        return dense(norm(x, last), head), running
+
+    return weights, [], forward
+
+
+# What makes the model, the shape of one example, how many classes, its optimizer.
+MODELS = {
+    "mlp": (mlp, (784,), 10, "sgd"),
+    "cnn": (cnn, (1, 28, 28), 10, "adam"),
+    "resnet20": (lambda: resnet([3, 3, 3], 16, 10, False, False), (3, 32, 32), 10, "sgd"),
+    "resnet18": (lambda: resnet([2, 2, 2, 2], 64, 200, True, False), (3, 64, 64), 200, "sgd"),
+    "resnet50": (lambda: resnet([3, 4, 6, 3], 64, 1000, True, True), (3, 224, 224), 1000, "sgd"),
+    "gpt": (gpt, (256,), 1024, "adamw"),
+}
+
+
+def updated(kind, weights, state, gradients):
+    """Weights and the optimizer's state after a step."""
+    if kind == "sgd":
         state = tree(lambda v, g: 0.9 * v + g, state, gradients)
-        return tree(lambda w, v: w - 0.01 * v, weights, state), state, loss
+        return tree(lambda w, v: w - 0.01 * v, weights, state), state
+    rate, decay = (1e-3, 0.0) if kind == "adam" else (3e-4, 0.1)
     m, v, t = state
     t = t + 1
     m = tree(lambda m, g: 0.9 * m + 0.1 * g, m, gradients)
     v = tree(lambda v, g: 0.999 * v + 0.001 * g * g, v, gradients)
-    move = lambda w, m, v: w - 1e-3 * (m / (1 - 0.9 ** t)) / (jnp.sqrt(v / (1 - 0.999 ** t)) + 1e-8)
-    return tree(move, weights, m, v), (m, v, t), loss
+    move = lambda w, m, v: w * (1 - rate * decay) - rate * (m / (1 - 0.9 ** t)) / (jnp.sqrt(v / (1 - 0.999 ** t)) + 1e-8)
+    return tree(move, weights, m, v), (m, v, t)
 
 
-zeros = jax.tree_util.tree_map(jnp.zeros_like, weights)
-state = zeros if name == "mlp" else (zeros, jax.tree_util.tree_map(jnp.zeros_like, weights), jnp.zeros(()))
-jitted = jax.jit(step, donate_argnums=(0, 1))
-host = (jax.device_get(jax.random.uniform(next(keys), (batch, *example))), jax.device_get(jax.random.randint(next(keys), (batch,), 0, 10)))
+def step(name, batch, precision):
+    jax.config.update("jax_default_matmul_precision", {"f32": "highest", "tf32": "tensorfloat32", "bf16": "default"}[precision])
+    make, example, classes, kind = MODELS[name]
+    weights, running, forward = make()
+    dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
+    if name == "gpt":
+        forward = functools.partial(forward, dtype=dtype)
+    zeros = lambda: tree(jnp.zeros_like, weights)
+    state = zeros() if kind == "sgd" else (zeros(), zeros(), jnp.zeros(()))
+
+    def loss_of(weights, running, x, labels):
+        logits, running = forward(weights, running, x if name == "gpt" else x.astype(dtype))
+        chances = jax.nn.log_softmax(logits.astype(jnp.float32))
+        return -jnp.mean(jnp.take_along_axis(chances, labels[..., None], -1)), running
+
+    def train(weights, running, state, x, labels):
+        (loss, running), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights, running, x, labels)
+        weights, state = updated(kind, weights, state, gradients)
+        return weights, running, state, loss
+
+    train = jax.jit(train, donate_argnums=(0, 1, 2))
+    keys = jax.random.split(jax.random.PRNGKey(1), 2)
+    tokens = name == "gpt"
+    x = jax.random.randint(keys[0], (batch, *example), 0, classes) if tokens else jax.random.uniform(keys[0], (batch, *example))
+    labels = jax.random.randint(keys[1], (batch, *example) if tokens else (batch,), 0, classes)
+    host = jax.device_get(x), jax.device_get(labels)
+    del x, labels
+    held = [weights, running, state]
+    del weights, running, state
+
+    def group(n):
+        for _ in range(n):
+            *held[:], loss = train(*held, *host)
+        loss.block_until_ready()
+        return float(loss)
+
+    first = time.perf_counter()
+    loss = group(1)
+    first = time.perf_counter() - first
+    began = time.perf_counter()
+    for i in range(WARM_UP):
+        if i >= WARM_UP_LEAST and time.perf_counter() - began >= PATIENCE:
+            break
+        group(1)
+    times, began = [], time.perf_counter()
+    while time.perf_counter() - began < PATIENCE or len(times) < SAMPLES_LEAST:
+        start = time.perf_counter()
+        group(GROUP)
+        times.append((time.perf_counter() - start) * 1e3 / GROUP)
+    times.sort()
+    at = lambda part: times[round((len(times) - 1) * part)]
+    peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    end(ms=statistics.median(times), ms_low=at(0.1), ms_high=at(0.9), samples=len(times), bytes=peak, first_loss=loss,
+        first_step_s=first, peer_versions=dict(jax=jax.__version__))
 
 
-def group(n):
-    global weights, state
-    for _ in range(n):
-        weights, state, loss = jitted(weights, state, *host)
-    loss.block_until_ready()
+def main(words):
+    if words[0] == "count":
+        weights, _, _ = MODELS[words[1]][0]()
+        end(weights=sum(w.size for w in jax.tree_util.tree_leaves(weights)))
+    if words[0] != "step":
+        sys.exit(f"there is no {words[0]}")
+    if jax.default_backend() != "gpu":
+        end(skipped="jax sees no GPU")
+    step(words[1], int(words[2]), words[3])
 
 
-group(WARM_UP)
-times, began = [], time.perf_counter()
-while time.perf_counter() - began < PATIENCE or len(times) < 5:
-    start = time.perf_counter()
-    group(GROUP)
-    times.append((time.perf_counter() - start) * 1e3 / GROUP)
-print(statistics.median(times), jax.local_devices()[0].memory_stats()["peak_bytes_in_use"])
+main(sys.argv[1:])

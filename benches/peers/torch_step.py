@@ -1,40 +1,70 @@
-"""A step of PyTorch, beside slabwise's: prints the median milliseconds and the peak of reserved bytes.
+"""A step of PyTorch, beside slabwise's: prints a line of JSON with the median milliseconds and the peak of reserved bytes.
 
-torch_step.py eager|compile|reduce-overhead|graph mlp|cnn BATCH
-torch_step.py gemm N f32|bf16
-torch_step.py copy - -
+torch_step.py step eager|compile|reduce-overhead|graph MODEL BATCH f32|tf32|bf16
+torch_step.py product N f32|tf32|bf16
+torch_step.py conv BATCH,INPUTS,OUTPUTS,IMAGE,WINDOW,STRIDE f32|tf32|bf16
+torch_step.py copy
+torch_step.py count MODEL          how many weights it has; needs no GPU
+
+MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of slabwise's built-in models. bf16 is
+autocast over weights in f32.
 """
 
+import contextlib
+import json
+import os
 import statistics
 import sys
 import time
+
+
+def end(**fields):
+    print(json.dumps(fields))
+    sys.exit(0)
+
 
 try:
     import torch
     from torch import nn
 except ImportError:
-    sys.exit("torch is not installed")
-if not torch.cuda.is_available():
-    sys.exit("torch sees no GPU")
+    end(skipped="torch is not installed")
+F = nn.functional
 
-torch.manual_seed(0)
-torch.backends.cuda.matmul.allow_tf32 = False
-torch.backends.cudnn.allow_tf32 = False
-WARM_UP, GROUP, PATIENCE = 20, 10, 1.0
+QUICK = "SLABWISE_GPU_QUICK" in os.environ
+WARM_UP, WARM_UP_LEAST = 20, 3
+GROUP, PATIENCE, SAMPLES_LEAST = (1, 0.0, 2) if QUICK else (10, 1.0, 5)
 
 
-def report(run):
-    for _ in range(WARM_UP):
+def set_precision(precision):
+    allowed = precision != "f32"
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def measure(run, group=GROUP):
+    """The fields of a result: what each run of a group takes."""
+    began = time.perf_counter()
+    for i in range(WARM_UP):
+        if i >= WARM_UP_LEAST and time.perf_counter() - began >= PATIENCE:
+            break
         run()
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
     times, began = [], time.perf_counter()
-    while time.perf_counter() - began < PATIENCE or len(times) < 5:
+    while time.perf_counter() - began < PATIENCE or len(times) < SAMPLES_LEAST:
         start = time.perf_counter()
-        for _ in range(GROUP):
+        for _ in range(group):
             run()
         torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) * 1e3 / GROUP)
-    print(statistics.median(times), torch.cuda.max_memory_reserved())
+        times.append((time.perf_counter() - start) * 1e3 / group)
+    times.sort()
+    at = lambda part: times[round((len(times) - 1) * part)]
+    return dict(ms=statistics.median(times), ms_low=at(0.1), ms_high=at(0.9), samples=len(times),
+                bytes=torch.cuda.max_memory_reserved())
+
+
+def report(**fields):
+    versions = dict(torch=torch.__version__, cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version())
+    end(peer_versions=versions, **fields)
 
 
 def mlp():
@@ -48,36 +78,130 @@ def cnn():
         nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
-def step(mode, name, batch):
-    capturable = mode == "graph"
-    model = {"mlp": mlp, "cnn": cnn}[name]().cuda()
-    if name == "mlp":
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    else:
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=capturable)
-    example = (784,) if name == "mlp" else (1, 28, 28)
-    host = torch.rand(batch, *example).pin_memory(), torch.randint(0, 10, (batch,)).pin_memory()
-    forward = model
-    if mode in ("compile", "reduce-overhead"):
-        forward = torch.compile(model, mode="default" if mode == "compile" else mode)
+def normed(inputs, outputs, k, stride=1):
+    return nn.Sequential(nn.Conv2d(inputs, outputs, k, stride, k // 2, bias=False), nn.BatchNorm2d(outputs))
 
-    def work(images, labels):
-        optimizer.zero_grad(set_to_none=not capturable)
-        loss = nn.functional.cross_entropy(forward(images), labels)
+
+class Residual(nn.Module):
+    def __init__(self, inputs, width, stride, bottleneck):
+        super().__init__()
+        outputs = 4 * width if bottleneck else width
+        if bottleneck:
+            layers = [normed(inputs, width, 1), nn.ReLU(), normed(width, width, 3, stride), nn.ReLU(), normed(width, outputs, 1)]
+        else:
+            layers = [normed(inputs, width, 3, stride), nn.ReLU(), normed(width, width, 3)]
+        self.main = nn.Sequential(*layers)
+        self.shortcut = normed(inputs, outputs, 1, stride) if stride != 1 or inputs != outputs else nn.Identity()
+
+    def forward(self, x):
+        return F.relu(self.main(x) + self.shortcut(x))
+
+
+def resnet(depths, width, classes, large_stem, bottleneck):
+    layers = [normed(3, width, 7, 2) if large_stem else normed(3, width, 3), nn.ReLU()]
+    if large_stem:
+        layers.append(nn.MaxPool2d(3, 2, 1))
+    channels = width
+    for stage, depth in enumerate(depths):
+        for block in range(depth):
+            stride = 2 if stage > 0 and block == 0 else 1
+            layers.append(Residual(channels, width << stage, stride, bottleneck))
+            channels = (width << stage) * (4 if bottleneck else 1)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+class GptBlock(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.joined = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        n, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=True)
+        x = x + self.joined(attended.transpose(1, 2).reshape(n, length, width))
+        return x + self.narrow(F.gelu(self.wide(self.norm2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    def __init__(self, layers=6, width=384, heads=6, length=256, vocabulary=1024):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        nn.init.normal_(self.places.weight, std=0.02)
+        self.blocks = nn.Sequential(*[GptBlock(width, heads) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places.weight
+        return self.head(self.norm(self.blocks(x)))
+
+
+# What makes the model, the shape of one example, how many classes, its optimizer.
+MODELS = {
+    "mlp": (mlp, (784,), 10, "sgd"),
+    "cnn": (cnn, (1, 28, 28), 10, "adam"),
+    "resnet20": (lambda: resnet([3, 3, 3], 16, 10, False, False), (3, 32, 32), 10, "sgd"),
+    "resnet18": (lambda: resnet([2, 2, 2, 2], 64, 200, True, False), (3, 64, 64), 200, "sgd"),
+    "resnet50": (lambda: resnet([3, 4, 6, 3], 64, 1000, True, True), (3, 224, 224), 1000, "sgd"),
+    "gpt": (Gpt, (256,), 1024, "adamw"),
+}
+
+
+def optimizer_of(kind, model, capturable):
+    if kind == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    if kind == "adam":
+        return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=capturable)
+    return torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True, capturable=capturable)
+
+
+def step(mode, name, batch, precision):
+    set_precision(precision)
+    make, example, classes, kind = MODELS[name]
+    model = make().cuda().train()
+    captured = mode == "graph"
+    optimizer = optimizer_of(kind, model, captured)
+    if name == "gpt":
+        inputs = torch.randint(0, classes, (batch, *example))
+        labels = torch.randint(0, classes, (batch, *example))
+    else:
+        inputs, labels = torch.rand(batch, *example), torch.randint(0, classes, (batch,))
+    host = inputs.pin_memory(), labels.pin_memory()
+    half = lambda: torch.autocast("cuda", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+
+    def loss_of(x, y):
+        with half():
+            logits = model(x)
+            return F.cross_entropy(logits.flatten(0, -2).float(), y.flatten())
+
+    if mode in ("compile", "reduce-overhead"):
+        loss_of = torch.compile(loss_of, mode="default" if mode == "compile" else mode)
+
+    def work(x, y):
+        loss = loss_of(x, y)
         loss.backward()
         optimizer.step()
         return loss
 
-    if not capturable:
-        report(lambda: work(*(t.cuda(non_blocking=True) for t in host)))
-        return
+    if not captured:
+        def run():
+            optimizer.zero_grad(set_to_none=True)
+            work(*(t.cuda(non_blocking=True) for t in host))
+        report(**measure(run))
     static = [t.cuda() for t in host]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
+            optimizer.zero_grad(set_to_none=True)
             work(*static)
     torch.cuda.current_stream().wait_stream(side)
+    # Gradients that are not there when the graph is recorded are written by it, not added to.
+    optimizer.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work(*static)
@@ -87,18 +211,67 @@ def step(mode, name, batch):
             to.copy_(source, non_blocking=True)
         graph.replay()
 
-    report(replay)
+    report(**measure(replay))
 
 
-what, first, second = sys.argv[1:4]
-if what == "gemm":
-    dtype = torch.float32 if second == "f32" else torch.bfloat16
-    a, b = (torch.rand(int(first), int(first), device="cuda").sub(0.5).to(dtype) for _ in range(2))
+def product(n, precision):
+    set_precision(precision)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    a, b = (torch.rand(n, n, device="cuda").sub(0.5).to(dtype) for _ in range(2))
     c = torch.empty_like(a)
-    report(lambda: torch.matmul(a, b, out=c))
-elif what == "copy":
+    fields = measure(lambda: torch.matmul(a, b, out=c))
+    report(tflops=2 * n ** 3 / fields["ms"] / 1e9, **fields)
+
+
+def conv(sizes, precision):
+    """The three parts as cuDNN does them in its fastest layout; the algorithms are the fastest of its own search."""
+    set_precision(precision)
+    torch.backends.cudnn.benchmark = True
+    batch, inputs, outputs, image, k, stride = sizes
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    result = (image + 2 * (k // 2) - k) // stride + 1
+    layouts = {}
+    for layout, form in ("nchw", torch.contiguous_format), ("nhwc", torch.channels_last):
+        made = lambda *dims: torch.rand(*dims, device="cuda").sub(0.5).to(dtype).to(memory_format=form)
+        x, w, dy = made(batch, inputs, image, image), made(outputs, inputs, k, k), made(batch, outputs, result, result)
+        backward = lambda mask: torch.ops.aten.convolution_backward(
+            dy, x, w, None, [stride] * 2, [k // 2] * 2, [1, 1], False, [0, 0], 1, mask)
+        layouts[layout] = dict(
+            forward=measure(lambda: F.conv2d(x, w, None, stride, k // 2)),
+            data=measure(lambda: backward([True, False, False])),
+            weight=measure(lambda: backward([False, True, False])))
+    parts = {part: min((layouts[layout][part] | dict(layout=layout) for layout in layouts), key=lambda f: f["ms"])
+             for part in ("forward", "data", "weight")}
+    report(ms=sum(part["ms"] for part in parts.values()), bytes=torch.cuda.max_memory_reserved(), parts=parts)
+
+
+def copy():
     x = torch.zeros(1 << 27, device="cuda")
     y = torch.empty_like(x)
-    report(lambda: torch.add(x, 1.0, out=y))
-else:
-    step(what, first, int(second))
+    host = torch.zeros(1 << 27).pin_memory()
+    moved = 4 * x.numel()
+    rate = lambda fields, times: times * moved / fields["ms"] / 1e6
+    device = measure(lambda: torch.add(x, 1.0, out=y))
+    to_device, to_host = measure(lambda: y.copy_(host, non_blocking=True), 1), measure(lambda: host.copy_(y, non_blocking=True), 1)
+    report(gb_per_s=rate(device, 2), to_device_gb_per_s=rate(to_device, 1), to_host_gb_per_s=rate(to_host, 1), **device)
+
+
+def main(words):
+    if words[0] == "count":
+        end(weights=sum(p.numel() for p in MODELS[words[1]][0]().parameters()))
+    if not torch.cuda.is_available():
+        end(skipped="torch sees no GPU")
+    torch.manual_seed(0)
+    if words[0] == "step":
+        step(words[1], words[2], int(words[3]), words[4])
+    elif words[0] == "product":
+        product(int(words[1]), words[2])
+    elif words[0] == "conv":
+        conv([int(n) for n in words[1].split(",")], words[2])
+    elif words[0] == "copy":
+        copy()
+    else:
+        sys.exit(f"there is no {words[0]}")
+
+
+main(sys.argv[1:])

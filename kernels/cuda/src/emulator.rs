@@ -71,12 +71,44 @@ pub enum EmulatorError {
     Launch(String),
 }
 
+/// With this variable set to 1, a test of a GPU fails where there is none, and nothing runs under the emulator or on the driver without
+/// a device.
+const REQUIRED: &str = "SLABWISE_REQUIRE_GPU";
+
+/// What a test prints before it runs on a GPU: those that never do are told from those that did.
+pub const USES_THE_GPU: &str = "runs on the GPU";
+
+/// Whether tests must run on a GPU.
+pub fn gpu_required() -> bool {
+    env::var_os(REQUIRED).is_some_and(|value| value == "1")
+}
+
+/// Whether a test can run on the first GPU, which is said. Where it cannot, it does nothing, except where a GPU is required.
+///
+/// # Panics
+/// If there is none, and one is required.
+pub fn gpu_usable() -> bool {
+    match crate::usable(0) {
+        Ok(()) => eprintln!("{USES_THE_GPU}"),
+        Err(why) => {
+            assert!(!gpu_required(), "{why}, and {REQUIRED} is set");
+            eprintln!("not run on a GPU: {why}");
+            return false;
+        }
+    }
+    true
+}
+
 /// Whether emulated kernels can run here. Where they cannot, a test that needs them says so and does nothing, except under
 /// continuous integration (`CI` is set), where that is a failure.
 ///
 /// # Panics
 /// If they cannot and `CI` is set.
 pub fn available() -> bool {
+    if gpu_required() {
+        eprintln!("skipped: {REQUIRED} leaves the emulator out");
+        return false;
+    }
     let why = match Command::new("g++").arg("--version").output() {
         Ok(_) if cfg!(all(target_arch = "x86_64", target_os = "linux")) => return true,
         Ok(_) => "the emulator needs x86-64 Linux".to_string(),

@@ -3,8 +3,7 @@
 mod common;
 
 use common::layouts::{layout, repeating, sizes};
-use common::{Case, Choices, check};
-use slabwise_cuda::emulator::available;
+use common::{Case, Choices, available, check};
 use slabwise_cuda::lower;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;

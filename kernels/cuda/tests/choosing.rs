@@ -3,8 +3,7 @@
 mod common;
 
 use common::layouts::{layout, sizes};
-use common::{Case, Choices, TARGET, check};
-use slabwise_cuda::emulator::available;
+use common::{Case, Choices, TARGET, available, check};
 use slabwise_cuda::{Lowered, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size, Symbol};

@@ -3,9 +3,9 @@
 mod common;
 mod products;
 
-use common::{Case, Choices, NO_FAULT, TARGET};
+use common::{Case, Choices, NO_FAULT, TARGET, available};
 use products::{Pick, check, check_exact, check_like_cpu, check_within, contiguous, matmul, small_integers, strided, typed};
-use slabwise_cuda::emulator::{Check, Emulator, Order, available};
+use slabwise_cuda::emulator::{self, Check, Emulator, Order};
 use slabwise_cuda::{Target, candidates, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
@@ -307,7 +307,7 @@ fn mixed_types() {
 /// After a fault, a guarded kernel leaves everything as it was.
 #[test]
 fn a_fault_stops_guarded_kernels() {
-    if !available() {
+    if !emulator::available() {
         return;
     }
     let mut case = Case::new("guarded", laid([20, 20, 200], [200, 1], [20, 1]), &mut Choices::new(10));

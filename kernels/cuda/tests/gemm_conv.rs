@@ -3,9 +3,8 @@
 mod common;
 mod products;
 
-use common::{Case, Choices};
+use common::{Case, Choices, available};
 use products::{Pick, check, check_exact, check_like_cpu, contiguous, plain, small_integers, typed};
-use slabwise_cuda::emulator::available;
 use slabwise_cuda::{candidates, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;

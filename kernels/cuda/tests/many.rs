@@ -6,8 +6,9 @@ mod builder;
 mod common;
 
 use builder::Builder;
-use common::{Case, Choices, NO_FAULT, SAVED_BY_CALLS, TARGET, compile_for_gpu};
-use slabwise_cuda::emulator::{Check, Emulator, Order, available};
+use common::gpu::Gpu;
+use common::{Case, Choices, NO_FAULT, SAVED_BY_CALLS, TARGET, available, compile_for_gpu, emulate};
+use slabwise_cuda::emulator::Order;
 use slabwise_cuda::lower_many;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Env;
@@ -59,8 +60,9 @@ fn updates_of_all_parameters_share_launches() {
     assert!((2..=3).contains(&launches.len()), "{} launches", launches.len());
     let functions: Vec<_> = groups.iter().flat_map(|g| g.lowered.functions.clone()).collect();
     compile_for_gpu(&functions, 90, SAVED_BY_CALLS);
-    let emulator = Emulator::new(&functions, Check::Nothing).expect("compiles");
-    for group in &groups {
+    let emulator = emulate(&functions);
+    let mut gpu = Gpu::load(&groups.iter().map(|group| &group.lowered).collect::<Vec<_>>());
+    for (step, group) in groups.iter().enumerate() {
         let mut case = |m: usize| {
             let mut case = Case::new(format!("member {m}"), specs[m].clone(), &mut choices);
             if case.args.len() == 6 {
@@ -78,13 +80,19 @@ fn updates_of_all_parameters_share_launches() {
             whole.args.extend(case.args.clone());
         }
         let expected: Vec<Vec<u8>> = cases.iter().flat_map(|case| case.on_cpu().0).collect();
-        for order in Order::ALL {
-            let (got, _) = whole.emulated(&group.lowered, &emulator, order, NO_FAULT).expect("runs");
-            for (a, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        let check = |what: &str, all: &[Vec<u8>]| {
+            for (a, (got, expected)) in all.iter().zip(&expected).enumerate() {
                 let floats = |bytes: &[u8]| bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect::<Vec<_>>();
                 let near = floats(got).iter().zip(floats(expected)).all(|(x, y)| (x - y).abs() <= 1e-5 * y.abs().max(1.0));
-                assert!(near, "argument {a} ({order:?})");
+                assert!(near, "argument {a} ({what})");
             }
+        };
+        if let Some(gpu) = &mut gpu {
+            check("on the GPU", &gpu.run(step, &whole, &group.lowered).expect("runs").0);
+        }
+        let Some(emulator) = &emulator else { continue };
+        for order in Order::ALL {
+            check(&format!("{order:?}"), &whole.emulated(&group.lowered, emulator, order, NO_FAULT).expect("runs").0);
         }
     }
 }

@@ -6,8 +6,8 @@ mod builder;
 mod common;
 
 use builder::Builder;
-use common::{Case, Choices, NO_FAULT, TARGET, check, compile_for_gpu};
-use slabwise_cuda::emulator::{Check, Emulator, Order, available};
+use common::{Case, Choices, NO_FAULT, TARGET, available, check, compile_for_gpu};
+use slabwise_cuda::emulator::{Check, Emulator, Order};
 use slabwise_cuda::{Function, PRELUDE, Target, lower, nvrtc, sums_alike};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};

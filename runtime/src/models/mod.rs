@@ -273,8 +273,7 @@ impl Network {
     /// What [`Session::compile`] refuses.
     pub fn training(&self, session: &mut Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Program<1>> {
         let trace = Trace::training().with_precision(self.precision);
-        let loss = self.loss(&trace, batch.into());
-        self.minimize(&trace, loss, optimizer);
+        let loss = self.step(&trace, batch.into(), optimizer);
         session.compile(&trace, [loss])
     }
 
@@ -284,8 +283,7 @@ impl Network {
     /// What [`Session::plan`] refuses.
     pub fn plan_training(&self, session: &Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Plan> {
         let trace = Trace::training().with_precision(self.precision);
-        let loss = self.loss(&trace, batch.into());
-        self.minimize(&trace, loss, optimizer);
+        let loss = self.step(&trace, batch.into(), optimizer);
         session.plan(&trace, [loss])
     }
 
@@ -300,14 +298,6 @@ impl Network {
         session.compile(&trace, [logits])
     }
 
-    /// Has the weights learn, or of a model whose rest is frozen those of the last layer.
-    fn minimize<'t>(&self, trace: &'t Trace, loss: Tensor<'t>, optimizer: OptimizerKind) {
-        if let Some(head) = self.model.sizes().head() {
-            trace.freeze(move |weight| !weight.name.starts_with(head));
-        }
-        optimizer.minimize(trace, loss);
-    }
-
     fn logits<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {
         let (name, dtype) = if self.model.reads_tokens() { ("tokens", I32) } else { ("images", F32) };
         trace.input(name, dtype, shape(batch, &self.model.example())).apply(&*self.layers)
@@ -316,6 +306,10 @@ impl Network {
     /// Writes a training step down; its loss.
     pub(crate) fn step<'t>(&self, trace: &'t Trace, batch: Dim, optimizer: OptimizerKind) -> Tensor<'t> {
         let loss = self.loss(trace, batch);
+        // Of a model whose rest is frozen the last layer learns.
+        if let Some(head) = self.model.sizes().head() {
+            trace.freeze(move |weight| !weight.name.starts_with(head));
+        }
         optimizer.minimize(trace, loss);
         loss
     }

@@ -5,7 +5,7 @@ pub mod gpu;
 pub mod layouts;
 
 use slabwise_cuda::cache::Cache;
-use slabwise_cuda::emulator::{Check, Emulator, Order, asan_library, protect};
+use slabwise_cuda::emulator::{self, Check, Emulator, Order, asan_library, gpu_required, protect};
 use slabwise_cuda::{Function, Lowered, PRELUDE, Target, Word, lower, nvrtc};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::DType;
@@ -22,6 +22,16 @@ const GUARD: usize = 256;
 const UNTOUCHED: u8 = 0xa5;
 /// The value of a fault record that says nothing.
 pub const NO_FAULT: u64 = u64::MAX;
+
+/// Whether cases can be checked here: on a GPU that is required, or under the emulator.
+pub fn available() -> bool {
+    gpu_required() || emulator::available()
+}
+
+/// These functions under the emulator, which is left out where a GPU is required.
+pub fn emulate(functions: &[Function]) -> Option<Emulator> {
+    (!gpu_required()).then(|| Emulator::new(functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}")))
+}
 
 /// Choices that follow from a seed.
 pub struct Choices {
@@ -253,9 +263,10 @@ fn agree(dtype: DType, a: &[u8], b: &[u8], tolerance: f32) -> bool {
 /// A register or two that a call saves, of the slow way of a division for one: no sign of too few registers.
 pub const SAVED_BY_CALLS: u32 = 16;
 
-/// Fails if NVRTC, where it is installed, refuses a function, or if a thread of one spills more bytes than these.
+/// Fails if NVRTC, where it is installed, refuses a function, or if a thread of one spills more bytes than these. A GPU that is
+/// required has them compiled for itself.
 pub fn compile_for_gpu(functions: &[Function], sm: u32, spill_bytes_max: u32) {
-    if nvrtc::version().is_err() {
+    if gpu_required() || nvrtc::version().is_err() {
         return; // the tests of the compiler say so
     }
     let executable = std::env::current_exe().expect("a path");
@@ -289,7 +300,7 @@ pub fn check(cases: &[Case], tolerance: f32) {
         cases.iter().map(|c| lower(&c.spec, &c.bounds, &c.target).unwrap_or_else(|e| panic!("{}: {e}", c.name))).collect();
     let functions: Vec<_> = lowered.iter().flat_map(|l| l.functions.clone()).collect();
     compile_for_gpu(&functions, 90, SAVED_BY_CALLS);
-    let emulator = Emulator::new(&functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}"));
+    let emulator = emulate(&functions);
     let mut gpu = gpu::Gpu::load(&lowered.iter().collect::<Vec<_>>());
     for (step, (case, lowered)) in cases.iter().zip(&lowered).enumerate() {
         let (expected, fault) = case.on_cpu();
@@ -299,11 +310,12 @@ pub fn check(cases: &[Case], tolerance: f32) {
             let tolerance = if tolerance == 0.0 { 0.0 } else { tolerance.max(GPU_TOLERANCE) };
             compare(case, &format!("{} on the GPU", case.name), &got, &expected, tolerance);
         }
+        let Some(emulator) = &emulator else { continue };
         let mut first: Option<Vec<Vec<u8>>> = None;
         for order in Order::ALL {
             let what = format!("{} ({order:?})", case.name);
             let (got, record) =
-                case.emulated(lowered, &emulator, order, NO_FAULT).unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
+                case.emulated(lowered, emulator, order, NO_FAULT).unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
             assert_eq!(record, fault, "{what}: fault record");
             compare(case, &what, &got, &expected, tolerance);
             match &first {

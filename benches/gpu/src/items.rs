@@ -1,0 +1,347 @@
+//! The list of what is measured and checked.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::child;
+
+/// What a test prints that runs on a GPU.
+pub const USES_THE_GPU: &str = "runs on the GPU";
+
+/// The variable that makes measurements quick, of this program and of peers.
+pub const QUICK: &str = "SLABWISE_GPU_QUICK";
+
+/// What one item is.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// A measurement of this program, by the words after `measure`.
+    Own(Vec<String>),
+    /// A script of another framework.
+    Peer { script: PathBuf, words: Vec<String> },
+    /// A test of a test binary, and a checker that it runs in, if one does.
+    Test { binary: PathBuf, name: String, within: Option<PathBuf> },
+}
+
+/// An item of the list.
+#[derive(Clone, Debug)]
+pub struct Item {
+    pub name: String,
+    pub work: Work,
+    /// Whether it runs alone, because of its times.
+    pub timed: bool,
+    pub limit: Duration,
+    /// Whether nothing is to be known from processes before: neither kernels nor which of them is the fastest.
+    pub fresh: bool,
+    /// Variables of its process.
+    pub variables: Vec<Variable>,
+    program: PathBuf,
+}
+
+/// Where things are.
+pub struct Places {
+    /// This program.
+    pub program: PathBuf,
+    /// Scripts of other frameworks.
+    peers: PathBuf,
+    /// Test binaries, if there are any.
+    tests: Option<PathBuf>,
+}
+
+impl Places {
+    /// What lies beside this program, and else in the sources.
+    ///
+    /// # Errors
+    /// If the folder of tests is not there.
+    pub fn find(tests: Option<&Path>) -> Result<Places, String> {
+        let program = std::env::current_exe().map_err(|e| format!("this program has no path: {e}"))?;
+        let beside = program.parent().unwrap_or(Path::new(".")).to_path_buf();
+        let packed = beside.join("peers");
+        let peers = if packed.is_dir() { packed } else { Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers") };
+        let tests = match tests {
+            Some(folder) if !folder.is_dir() => return Err(format!("{} is no folder of test binaries", folder.display())),
+            Some(folder) => Some(folder.to_path_buf()),
+            None => Some(beside.join("tests")).filter(|folder| folder.is_dir()),
+        };
+        Ok(Places { program, peers, tests })
+    }
+}
+
+/// The models, their names in items and the sizes and batches that they are measured with.
+pub const MODELS: [(&str, &str, u32); 6] = [
+    ("mlp", "mlp", 64),
+    ("cnn", "cnn", 64),
+    ("resnet20", "resnet20", 64),
+    ("resnet18", "resnet18", 16),
+    ("resnet50", "resnet50", 64),
+    ("gpt", "gpt:layers=6,width=384,heads=6,length=256", 64),
+];
+
+/// The precisions of products and convolutions.
+pub const PRECISIONS: [&str; 3] = ["f32", "tf32", "bf16"];
+
+/// Ways that PyTorch runs a step.
+pub const TORCH_MODES: [&str; 4] = ["eager", "compile", "reduce-overhead", "graph"];
+
+/// Rows and columns of square products.
+pub const PRODUCTS: [&str; 4] = ["1024", "2048", "4096", "8192"];
+
+/// Convolutions of residual networks and of the small one: name, batch, channels in and out, image, window, stride.
+pub const CONVOLUTIONS: [(&str, [u32; 6]); 12] = [
+    ("stem-7x7-s2", [64, 3, 64, 224, 7, 2]),
+    ("64-3x3-56", [64, 64, 64, 56, 3, 1]),
+    ("64-256-1x1-56", [64, 64, 256, 56, 1, 1]),
+    ("256-512-1x1-s2-56", [64, 256, 512, 56, 1, 2]),
+    ("128-3x3-28", [64, 128, 128, 28, 3, 1]),
+    ("128-3x3-s2-56", [64, 128, 128, 56, 3, 2]),
+    ("256-3x3-14", [64, 256, 256, 14, 3, 1]),
+    ("1024-256-1x1-14", [64, 1024, 256, 14, 1, 1]),
+    ("512-3x3-7", [64, 512, 512, 7, 3, 1]),
+    ("resnet20-16-3x3-32", [64, 16, 16, 32, 3, 1]),
+    ("resnet20-64-3x3-8", [64, 64, 64, 8, 3, 1]),
+    ("cnn-32-64-5x5-14", [64, 32, 64, 14, 5, 1]),
+];
+
+/// One small test of each family of kernels, for checkers of memory that slow it down a hundred times.
+const FAMILIES: [(&str, &str); 8] = [
+    ("elementwise", "updates_in_place"),
+    ("reductions", "rows_of_a_size_known_at_launch"),
+    ("anchors", "gathers"),
+    ("anchors", "scatters_add_in_order"),
+    ("anchors", "pooling_and_its_gradient"),
+    ("gemm", "few_rows_or_columns"),
+    ("gemm_conv", "batches_below_the_bound"),
+    ("choosing", "positions_are_those_of_a_plain_loop"),
+];
+
+/// All items, in the order in which they run. Where it is to be quick, sizes and numbers of runs are small.
+///
+/// # Errors
+/// If a test binary does not list its tests.
+pub fn all(places: &Places, quick: bool) -> Result<Vec<Item>, String> {
+    let mut list = List { places, quick, items: Vec::new() };
+    let tests = list.tests()?;
+    list.own("bandwidth/device-copy", 60, &["copy", "device"], &[]);
+    list.own("bandwidth/to-device", 60, &["copy", "to-device"], &[]);
+    list.own("bandwidth/to-host", 60, &["copy", "to-host"], &[]);
+    list.peer("bandwidth/torch", 60, "torch_step.py", &["copy"]);
+    list.own("launches/graph", 60, &["launches"], &[]);
+    list.own("launches/no-graph", 60, &["launches"], &[NO_GRAPHS]);
+    list.steps();
+    list.budgets();
+    list.products();
+    list.convolutions();
+    list.sanitized(&tests);
+    Ok(list.items)
+}
+
+type Variable = (&'static str, &'static str);
+
+const NO_GRAPHS: Variable = ("SLABWISE_CUDA_GRAPHS", "0");
+const TF32: Variable = ("SLABWISE_TF32", "1");
+
+struct List<'a> {
+    places: &'a Places,
+    quick: bool,
+    items: Vec<Item>,
+}
+
+impl List<'_> {
+    fn push(&mut self, name: String, seconds: u64, work: Work, variables: &[Variable]) -> &mut Item {
+        let program = self.places.program.clone();
+        let limit = Duration::from_secs(seconds);
+        let mut variables = variables.to_vec();
+        if self.quick {
+            variables.push((QUICK, "1"));
+        }
+        self.items.push(Item { name, work, timed: true, limit, fresh: false, variables, program });
+        self.items.last_mut().expect("it was just added")
+    }
+
+    fn own(&mut self, name: &str, seconds: u64, words: &[&str], variables: &[Variable]) -> &mut Item {
+        // What is reserved ahead is no peak.
+        let variables = [&[("SLABWISE_PREALLOCATE", "0")], variables].concat();
+        self.push(name.into(), seconds, Work::Own(words.iter().map(|w| w.to_string()).collect()), &variables)
+    }
+
+    fn peer(&mut self, name: &str, seconds: u64, script: &str, words: &[&str]) {
+        let script = self.places.peers.join(script);
+        let words = words.iter().map(|w| w.to_string()).collect();
+        self.push(name.into(), seconds, Work::Peer { script, words }, &[]);
+    }
+
+    /// Training steps of all models by everyone.
+    fn steps(&mut self) {
+        for (name, model, batch) in MODELS {
+            let batch = if self.quick { 2 } else { batch }.to_string();
+            for precision in PRECISIONS {
+                let step = format!("step/{name}/{precision}");
+                let tf32: &[_] = if precision == "tf32" { &[TF32] } else { &[] };
+                let words = ["step", model, &batch, precision];
+                self.own(&format!("{step}/slabwise"), 180, &words, tf32);
+                self.own(&format!("{step}/slabwise-no-graph"), 180, &words, &[&[NO_GRAPHS], tf32].concat());
+                for mode in TORCH_MODES {
+                    let seconds = if ["compile", "reduce-overhead"].contains(&mode) { 300 } else { 120 };
+                    self.peer(&format!("{step}/torch-{mode}"), seconds, "torch_step.py", &["step", mode, name, &batch, precision]);
+                }
+                self.peer(&format!("{step}/jax"), 240, "jax_step.py", &["step", name, &batch, precision]);
+            }
+        }
+    }
+
+    /// Steps within half of their slab, which must give what they give in all of it; planned bytes beside those of the driver.
+    fn budgets(&mut self) {
+        for (name, model, batch) in MODELS {
+            let batch = if self.quick { 2 } else { batch }.to_string();
+            self.own(&format!("bytes/{name}"), 180, &["bytes", model, &batch], &[]);
+            if ["cnn", "resnet20", "gpt"].contains(&name) {
+                self.own(&format!("budget/{name}/recompute"), 240, &["budget", model, &batch, "recompute"], &[]);
+                self.own(&format!("budget/{name}/offload"), 240, &["budget", model, &batch, "offload"], &[]);
+            }
+        }
+    }
+
+    fn products(&mut self) {
+        for precision in PRECISIONS {
+            let tf32: &[_] = if precision == "tf32" { &[TF32] } else { &[] };
+            for n in PRODUCTS {
+                let words = ["product", if self.quick { "64" } else { n }, precision];
+                self.own(&format!("product/{n}/{precision}/slabwise"), 120, &words, tf32).fresh = true;
+                self.peer(&format!("product/{n}/{precision}/torch"), 120, "torch_step.py", &words);
+            }
+        }
+    }
+
+    fn convolutions(&mut self) {
+        for precision in PRECISIONS {
+            let tf32: &[_] = if precision == "tf32" { &[TF32] } else { &[] };
+            for (name, [batch, inputs, outputs, image, k, stride]) in CONVOLUTIONS {
+                let sizes = if self.quick { [1, inputs.min(8), 8, 8, k, stride] } else { [batch, inputs, outputs, image, k, stride] };
+                let sizes = sizes.map(|n| n.to_string()).join(",");
+                self.own(&format!("conv/{name}/{precision}/slabwise"), 180, &["conv", &sizes, precision], tf32).fresh = true;
+                self.peer(&format!("conv/{name}/{precision}/torch"), 120, "torch_step.py", &["conv", &sizes, precision]);
+            }
+        }
+    }
+
+    /// Each test of each binary.
+    fn tests(&mut self) -> Result<Vec<(String, String, PathBuf)>, String> {
+        let Some(folder) = &self.places.tests else { return Ok(Vec::new()) };
+        let refuse = |e| format!("{}: {e}", folder.display());
+        let entries = std::fs::read_dir(folder).map_err(refuse)?.collect::<Result<Vec<_>, _>>().map_err(refuse)?;
+        let mut binaries: Vec<PathBuf> = entries.iter().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+        binaries.sort();
+        let mut found = Vec::new();
+        for binary in binaries {
+            let family = binary.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            for name in listed(&binary)? {
+                let work = Work::Test { binary: binary.clone(), name: name.clone(), within: None };
+                let item = self.push(format!("test/{family}/{name}"), 300, work, &[("SLABWISE_REQUIRE_GPU", "1")]);
+                item.timed = false;
+                found.push((family.clone(), name, binary.clone()));
+            }
+        }
+        Ok(found)
+    }
+
+    /// A small test of each family of kernels under the vendor's checker of memory.
+    fn sanitized(&mut self, tests: &[(String, String, PathBuf)]) {
+        for (family, test) in FAMILIES {
+            let Some((_, name, binary)) = tests.iter().find(|(f, name, _)| f == family && name == test) else { continue };
+            let work = Work::Test { binary: binary.clone(), name: name.clone(), within: Some(sanitizer()) };
+            let item = self.push(format!("memcheck/{family}/{name}"), 300, work, &[("SLABWISE_REQUIRE_GPU", "1")]);
+            item.timed = false;
+        }
+    }
+}
+
+/// The vendor's checker of memory: on the path, or where its toolkit is usually installed.
+fn sanitizer() -> PathBuf {
+    let name = "compute-sanitizer";
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/local/cuda/bin", "/opt/nvidia/compute-sanitizer", "/opt/nvidia/cuda/bin"].map(PathBuf::from);
+    let folders = std::env::split_paths(&path).chain(usual);
+    folders.map(|folder| folder.join(name)).find(|file| file.is_file()).unwrap_or_else(|| name.into())
+}
+
+/// The names of a test binary's tests.
+fn listed(binary: &Path) -> Result<Vec<String>, String> {
+    let mut command = Command::new(binary);
+    command.args(["--list", "--format", "terse"]);
+    let ended = child::run(command, Duration::from_secs(30));
+    if !ended.status.is_some_and(|status| status.success()) {
+        let why = ended.refused.clone().unwrap_or_else(|| ended.tail());
+        return Err(format!("{} does not list its tests: {why}", binary.display()));
+    }
+    Ok(ended.stdout.lines().filter_map(|line| line.strip_suffix(": test")).map(String::from).collect())
+}
+
+impl Item {
+    /// How it is run.
+    pub fn command(&self) -> Command {
+        let mut command = match &self.work {
+            Work::Own(words) => {
+                let mut command = Command::new(&self.program);
+                command.arg("measure").args(words);
+                command
+            }
+            Work::Peer { script, words } => {
+                let mut command = Command::new("python3");
+                command.arg(script).args(words);
+                command
+            }
+            Work::Test { binary, name, within } => {
+                let mut command = match within {
+                    Some(checker) => {
+                        let mut command = Command::new(checker);
+                        command.args(["--tool", "memcheck", "--error-exitcode", "9"]).arg(binary);
+                        command
+                    }
+                    None => Command::new(binary),
+                };
+                command.args(["--exact", name, "--nocapture", "--test-threads", "1"]);
+                command
+            }
+        };
+        command.envs(self.variables.iter().copied());
+        command
+    }
+
+    /// How it is run, for people.
+    pub fn shown(&self) -> String {
+        let command = self.command();
+        let variables = self.variables.iter().map(|(name, value)| format!("{name}={value}"));
+        let file = |path: &std::ffi::OsStr| Path::new(path).file_name().unwrap_or(path).to_string_lossy().into_owned();
+        let words = command.get_args().map(|word| if Path::new(word).is_absolute() { file(word) } else { word.to_string_lossy().into() });
+        variables.chain([file(command.get_program())]).chain(words).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Whether a name contains a pattern, in which `*` stands for anything.
+pub fn matches(pattern: &str, name: &str) -> bool {
+    let mut rest = name;
+    pattern.split('*').all(|part| match rest.find(part) {
+        Some(at) => {
+            rest = &rest[at + part.len()..];
+            true
+        }
+        None => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn patterns_are_parts_of_names() {
+        let name = "step/cnn/tf32/torch-graph";
+        assert!(["cnn", "step/*torch", "", "*", "step/*/tf32/*graph"].iter().all(|pattern| matches(pattern, name)));
+        assert!(["resnet", "torch*step", "step/*/f32*jax"].iter().all(|pattern| !matches(pattern, name)));
+    }
+
+    #[test]
+    fn the_mark_of_tests_is_the_one_that_they_print() {
+        assert_eq!(super::USES_THE_GPU, slabwise_cuda::emulator::USES_THE_GPU);
+    }
+}

@@ -1,0 +1,162 @@
+//! Measurements, each in a process of its own: the words say which; the result is a line of JSON.
+
+mod memory;
+mod products;
+mod steps;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+use slabwise::feed::Feed;
+use slabwise::{Device, Error, Program, Result, Session};
+
+use crate::items::QUICK;
+
+/// Runs before the timed ones, unless they take longer than [`PATIENCE`].
+const WARM_UP: u32 = 20;
+/// The fewest of them: a graph is recorded at the second.
+const WARM_UP_LEAST: u32 = 3;
+/// Timed runs: as many as fit into this, and at least [`SAMPLES_LEAST`] groups.
+const PATIENCE: Duration = Duration::from_secs(1);
+const SAMPLES_LEAST: usize = 5;
+/// Runs are asked for in groups, as training does that looks at its loss now and then.
+const GROUP: u32 = 10;
+
+/// Does what the words say and prints the result.
+pub fn child(words: &[String]) -> ExitCode {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let measured = match words[..] {
+        ["device"] => device(),
+        ["step", _, _, "bf16"] => Ok(skipped("built-in models have no bf16 mode")),
+        ["step", model, batch, "f32" | "tf32"] => steps::step(model, batch),
+        ["bytes", model, batch] => steps::bytes(model, batch),
+        ["budget", model, batch, way] => steps::budget(model, batch, way),
+        ["product", n, precision] => products::square(n, precision),
+        ["conv", sizes, precision] => products::convolution(sizes, precision),
+        ["copy", which] => memory::copy(which),
+        ["launches"] => memory::launches(),
+        _ => Err(Error::Value(format!("there is no measurement {:?}; --list shows them", words.join(" ")))),
+    };
+    match measured {
+        Ok(value) => {
+            println!("{value}");
+            ExitCode::SUCCESS
+        }
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn number(text: &str) -> Result<u32> {
+    text.parse().map_err(|e| Error::Value(format!("{text:?} is no number: {e}")))
+}
+
+fn skipped(why: &str) -> Value {
+    json!({ "skipped": why })
+}
+
+/// The first device, with the versions of what is used on it.
+fn device() -> Result<Value> {
+    Device::cuda(0)?;
+    let text = |e: slabwise_cuda::driver::DriverError| Error::Value(e.to_string());
+    let about = slabwise_cuda::driver::properties(0).map_err(text)?;
+    let (major, minor) = slabwise_cuda::driver::start().map_err(text)?;
+    let nvrtc = slabwise_cuda::nvrtc::version().map_or_else(|e| e.to_string(), |(major, minor)| format!("{major}.{minor}"));
+    let cublaslt = slabwise_cuda::cublaslt::version().map_or_else(|_| "none".into(), |version| version.to_string());
+    // The version of the kernel's module, where the system tells it: the library's own call gives CUDA's.
+    let module = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    let module = module.split_whitespace().find(|word| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit()));
+    Ok(json!({
+        "device": about.name,
+        "driver": module.unwrap_or("unknown"),
+        "versions": {
+            "slabwise": env!("CARGO_PKG_VERSION"),
+            "cuda": format!("{major}.{minor}"),
+            "sm": about.target.sm,
+            "multiprocessors": about.target.multiprocessors,
+            "nvrtc": nvrtc,
+            "cublaslt": cublaslt,
+        },
+    }))
+}
+
+/// Times of runs, milliseconds.
+struct Times(Vec<f64>);
+
+impl Times {
+    fn at(&self, part: f64) -> f64 {
+        self.0[((self.0.len() - 1) as f64 * part).round() as usize]
+    }
+
+    fn median(&self) -> f64 {
+        self.at(0.5)
+    }
+
+    /// The median and between what eight of ten groups are.
+    fn fields(&self) -> Map<String, Value> {
+        Map::from_iter([
+            ("ms".into(), json!(self.median())),
+            ("ms_low".into(), json!(self.at(0.1))),
+            ("ms_high".into(), json!(self.at(0.9))),
+            ("samples".into(), json!(self.0.len())),
+        ])
+    }
+}
+
+/// Whether to see that it works is enough.
+fn is_quick() -> bool {
+    std::env::var_os(QUICK).is_some()
+}
+
+/// What a group of runs takes, for each of them. `work` asks for so many runs and waits until they are done.
+fn timed(group: u32, mut work: impl FnMut(u32) -> Result<()>) -> Result<Times> {
+    let (group, patience, least) = if is_quick() { (1, Duration::ZERO, 2) } else { (group, PATIENCE, SAMPLES_LEAST) };
+    let began = Instant::now();
+    for run in 0..WARM_UP {
+        if run >= WARM_UP_LEAST && began.elapsed() >= patience {
+            break;
+        }
+        work(1)?;
+    }
+    let (mut times, began) = (Vec::new(), Instant::now());
+    while began.elapsed() < patience || times.len() < least {
+        let start = Instant::now();
+        work(group)?;
+        times.push(start.elapsed().as_secs_f64() * 1e3 / f64::from(group));
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(Times(times))
+}
+
+/// Times runs of a program.
+fn runs<const N: usize>(session: &mut Session, program: &Program<N>, feed: &(impl Feed + ?Sized)) -> Result<Times> {
+    timed(GROUP, |count| {
+        for _ in 0..count {
+            session.run(program, feed)?;
+        }
+        session.synchronize()
+    })
+}
+
+/// Bytes that the driver gave and those that were planned, and which libraries and functions compute the program.
+fn about<const N: usize>(session: &Session, program: &Program<N>) -> Map<String, Value> {
+    let mut libraries: Vec<String> = program.libraries().into_iter().flatten().collect();
+    libraries.sort();
+    let uses: Vec<Value> = libraries.chunk_by(|a, b| a == b).map(|same| json!([same[0], same.len()])).collect();
+    let resources: Vec<_> = program.resources().into_iter().flatten().collect();
+    let mut functions: Vec<&str> = resources.iter().map(|used| used.function.as_str()).collect();
+    functions.sort();
+    functions.dedup();
+    let spilled = resources.iter().filter(|used| used.spill_bytes > 0).count();
+    // A step has hundreds of functions: those of one product are what was picked for it.
+    let picks = if functions.len() <= 8 { json!(functions) } else { json!(functions.len()) };
+    Map::from_iter([
+        ("bytes".into(), json!(session.device_bytes())),
+        ("planned_bytes".into(), json!(session.persistent_bytes() + session.slab_bytes())),
+        ("kernels".into(), json!(program.plan().kernels())),
+        ("picks".into(), json!({ "libraries": uses, "functions": picks, "spilling": spilled })),
+    ])
+}

@@ -1,0 +1,144 @@
+//! Products and convolutions whose operands stay on the device, with the times of all candidates.
+
+use std::sync::Mutex;
+
+use half::bf16;
+use ndarray::{ArrayD, IxDyn};
+use serde_json::{Map, Value, json};
+use slabwise::feed::{Input, ToBytes};
+use slabwise::models::noise;
+use slabwise::prelude::*;
+use slabwise::{Buffer, CompileOptions, Tuning};
+use slabwise_kernels::memory::Element;
+
+use super::number;
+
+/// What the tuner says of candidates, as it says it.
+static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Listener;
+
+impl log::Log for Listener {
+    fn enabled(&self, about: &log::Metadata<'_>) -> bool {
+        about.target().starts_with("slabwise_cuda::tune")
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            TOLD.lock().expect("nobody panics with it").push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// A session that times all candidates anew and says what it finds.
+fn session() -> Result<Session> {
+    if log::set_logger(&Listener).is_ok() {
+        log::set_max_level(log::LevelFilter::Info);
+    }
+    let options = CompileOptions { tuning: Tuning::All, ..CompileOptions::default() };
+    Ok(Session::new(Device::cuda(0)?, Params::seeded(0))?.with_options(options))
+}
+
+fn candidates() -> Vec<String> {
+    std::mem::take(&mut *TOLD.lock().expect("nobody panics with it"))
+}
+
+fn dtype(precision: &str) -> Result<DType> {
+    match precision {
+        "f32" | "tf32" => Ok(F32),
+        "bf16" => Ok(BF16),
+        _ => Err(slabwise::Error::Value(format!("{precision:?} is no precision; there are f32, tf32 and bf16"))),
+    }
+}
+
+/// Stored as its operands are, as peers do: products of halves are f32 here.
+fn stored(tensor: Tensor<'_>, dtype: DType) -> Tensor<'_> {
+    if dtype == BF16 { tensor.cast(BF16) } else { tensor }
+}
+
+/// Random numbers of a type on the device.
+fn filled(session: &mut Session, name: &str, dtype: DType, dims: &[usize]) -> Result<Buffer> {
+    let mut draw = noise(dims.len() as u64);
+    let mut upload = Upload { session, name, dims };
+    match dtype {
+        BF16 => upload.of(|| bf16::from_f32(draw() - 0.5)),
+        _ => upload.of(|| draw() - 0.5),
+    }
+}
+
+struct Upload<'a> {
+    session: &'a mut Session,
+    name: &'a str,
+    dims: &'a [usize],
+}
+
+impl Upload<'_> {
+    fn of<T: Element + ToBytes>(&mut self, make: impl FnMut() -> T) -> Result<Buffer> {
+        self.session.upload(self.name, &ArrayD::from_shape_simple_fn(IxDyn(self.dims), make))
+    }
+}
+
+/// C = A·B of square matrices.
+pub fn square(n: &str, precision: &str) -> Result<Value> {
+    let (n, dtype) = (number(n)?, dtype(precision)?);
+    let mut session = session()?;
+    let trace = Trace::inference().named("product");
+    let [a, b] = ["a", "b"].map(|name| trace.input(name, dtype, (n, n)));
+    let program = session.compile(&trace, [stored(a.matmul(b), dtype)])?;
+    let dims = [n as usize; 2];
+    let (a, b) = (filled(&mut session, "a", dtype, &dims)?, filled(&mut session, "b", dtype, &dims)?);
+    let times = super::runs(&mut session, &program, &(&a, &b))?;
+    let mut fields = times.fields();
+    fields.extend(super::about(&session, &program));
+    fields.insert("tflops".into(), json!(2.0 * f64::from(n).powi(3) / times.median() / 1e9));
+    fields.insert("candidates".into(), json!(candidates()));
+    Ok(Value::Object(fields))
+}
+
+/// A convolution forward, the gradient of its image and that of its weight.
+pub fn convolution(sizes: &str, precision: &str) -> Result<Value> {
+    let read: Vec<u32> = sizes.split(',').map(number).collect::<Result<_>>()?;
+    let [batch, inputs, outputs, image, k, stride] = read[..] else {
+        return Err(slabwise::Error::Value(format!("{sizes:?} is not BATCH,INPUTS,OUTPUTS,IMAGE,WINDOW,STRIDE")));
+    };
+    let dtype = dtype(precision)?;
+    let [step, pad] = [stride, k / 2].map(|n| n as usize);
+    let geometry = ConvGeometry { stride: [step; 2], pad: [pad; 2], ..ConvGeometry::default() };
+    let result = (image + 2 * (k / 2) - k) / stride + 1;
+    let dims = [[batch, inputs, image, image], [outputs, inputs, k, k], [batch, outputs, result, result]];
+    let flop = [batch, outputs, result, result, inputs, k, k].iter().map(|&n| f64::from(n)).product::<f64>() * 2.0;
+    let mut parts = Map::new();
+    let mut total = 0.0;
+    let mut bytes = 0;
+    for (at, part) in ["forward", "data", "weight"].into_iter().enumerate() {
+        let mut session = session()?;
+        let trace = Trace::inference().named(part);
+        // Forward reads no gradient of the result.
+        let names = &["x", "w", "dy"][..if at == 0 { 2 } else { 3 }];
+        let given: Vec<Tensor<'_>> =
+            names.iter().zip(dims).map(|(name, dims)| trace.input(name, dtype, &dims.map(Dim::from)[..])).collect();
+        let result = stored(given[0].conv2d_with(given[1], geometry), dtype);
+        let output = match given.get(2) {
+            None => result,
+            Some(&dy) => stored(trace.gradients((result * dy).sum(), [given[at - 1]])[0], dtype),
+        };
+        let program = session.compile(&trace, [output])?;
+        let held: Vec<Buffer> = names
+            .iter()
+            .zip(dims)
+            .map(|(name, dims)| filled(&mut session, name, dtype, &dims.map(|n| n as usize)))
+            .collect::<Result<_>>()?;
+        let feed: Vec<&dyn Input> = held.iter().map(|buffer| buffer as &dyn Input).collect();
+        let times = super::runs(&mut session, &program, &feed[..])?;
+        total += times.median();
+        bytes = bytes.max(session.device_bytes());
+        let mut fields = times.fields();
+        fields.extend(super::about(&session, &program));
+        fields.insert("tflops".into(), json!(flop / times.median() / 1e9));
+        fields.insert("candidates".into(), json!(candidates()));
+        parts.insert(part.into(), Value::Object(fields));
+    }
+    Ok(json!({ "ms": total, "bytes": bytes, "parts": parts }))
+}

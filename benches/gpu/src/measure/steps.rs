@@ -1,0 +1,106 @@
+//! Training steps of the built-in models.
+
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+use slabwise::models::{Examples, Model};
+use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Program, Result, Session};
+
+/// A link to the host, for choosing what to send; what PCIe 5 gives in each direction.
+const LINK: Bytes = Bytes(50_000_000_000);
+/// Steps whose losses are compared.
+const COMPARED: usize = 5;
+
+/// A model with its program.
+struct Step {
+    session: Session,
+    program: Program<1>,
+    batch: (Examples, ndarray::ArrayD<i32>),
+    compile_s: f64,
+}
+
+impl Step {
+    fn open(model: &str, batch: &str, budget: impl FnOnce(Session) -> Session) -> Result<Step> {
+        let (model, batch) = (Model::parse(model)?, super::number(batch)?);
+        let params = Params::seeded(0);
+        let network = model.build(&params);
+        let mut session = budget(Session::new(Device::cuda(0)?, params)?);
+        let began = Instant::now();
+        let program = network.training(&mut session, batch, model.optimizer())?;
+        let compile_s = began.elapsed().as_secs_f64();
+        Ok(Step { session, program, batch: model.batch(batch as usize, 1), compile_s })
+    }
+
+    /// The next loss.
+    fn loss(&mut self) -> Result<f32> {
+        let (examples, labels) = &self.batch;
+        Ok(self.session.run(&self.program, (examples, labels))?[0].item())
+    }
+
+    /// Its times and what it takes.
+    fn measured(&mut self) -> Result<Map<String, Value>> {
+        let began = Instant::now();
+        self.loss()?;
+        let first_step_s = began.elapsed().as_secs_f64();
+        let (examples, labels) = &self.batch;
+        let mut fields = super::runs(&mut self.session, &self.program, &(examples, labels))?.fields();
+        fields.extend(super::about(&self.session, &self.program));
+        fields.insert("compile_s".into(), json!(self.compile_s));
+        fields.insert("first_step_s".into(), json!(first_step_s));
+        Ok(fields)
+    }
+}
+
+/// A training step: inputs from the host, weights updated.
+pub fn step(model: &str, batch: &str) -> Result<Value> {
+    Ok(Value::Object(Step::open(model, batch, |session| session)?.measured()?))
+}
+
+/// What the driver gave for a step beside what the plan says. A difference is an error unless it is the rest of a page.
+pub fn bytes(model: &str, batch: &str) -> Result<Value> {
+    let mut step = Step::open(model, batch, |session| session)?;
+    for _ in 0..3 {
+        step.loss()?;
+    }
+    let (planned, measured) = (step.session.slab_bytes(), step.session.last_run().peak_slab_bytes);
+    if planned != measured {
+        return Err(Error::Value(format!("kernels reached {measured} bytes of a slab of {planned}")));
+    }
+    let fields = super::about(&step.session, &step.program);
+    let (planned, given) = (step.session.persistent_bytes() + planned, step.session.device_bytes());
+    const PAGE: u64 = 2 << 20;
+    if given < planned || given - planned > PAGE {
+        return Err(Error::Value(format!("the driver gave {given} bytes, {planned} are planned: more than the rest of a page apart")));
+    }
+    Ok(Value::Object(fields))
+}
+
+/// A step within half of its slab, beside the same in all of it: the losses must be the same.
+pub fn budget(model: &str, batch: &str, way: &str) -> Result<Value> {
+    let link = match way {
+        "recompute" => None,
+        "offload" => Some(Offload::new(LINK)),
+        _ => return Err(Error::Value(format!("{way:?} is no way to keep a budget; there are recompute and offload"))),
+    };
+    let losses = |step: &mut Step| (0..COMPARED).map(|_| step.loss()).collect::<Result<Vec<f32>>>();
+    // One after the other, so that they do not share the device's memory.
+    let mut whole = Step::open(model, batch, |session| session)?;
+    let (expected, slab) = (losses(&mut whole)?, whole.session.slab_bytes());
+    drop(whole);
+    let mut within = Step::open(model, batch, |session| session.with_budget(Budget::Fraction(0.5)).with_offload(link))?;
+    let got = losses(&mut within)?;
+    for (step, (a, b)) in got.iter().zip(&expected).enumerate() {
+        if (a - b).abs() > 1e-3 * b.abs().max(1.0) {
+            return Err(Error::Value(format!("step {step}: the loss is {a} within the budget and {b} without")));
+        }
+    }
+    let mut fields = within.measured()?;
+    let again = within.program.plan().again();
+    fields.insert("slab_bytes".into(), json!(within.session.slab_bytes()));
+    fields.insert("slab_without_bytes".into(), json!(slab));
+    fields.insert("host_bytes".into(), json!(within.session.host_bytes()));
+    fields.insert("kernels_again".into(), json!(again.tasks.len()));
+    fields.insert("sent".into(), json!(again.sent.len()));
+    fields.insert("same_bits".into(), json!(got == expected));
+    Ok(Value::Object(fields))
+}

@@ -1,0 +1,81 @@
+//! Results as lines of JSON in a file, which is appended to and never rewritten.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// The file that results are appended to.
+pub struct Output {
+    file: File,
+    path: PathBuf,
+}
+
+impl Output {
+    /// Opens the file for appending, and makes it if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn append(path: &Path) -> Result<Output, String> {
+        let refuse = |e| format!("{}: results cannot be written: {e}", path.display());
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(refuse)?;
+        Ok(Output { file, path: path.into() })
+    }
+
+    /// Writes a result, in one call, so that what stops the program leaves whole lines behind.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn line(&mut self, result: &Value) -> Result<(), String> {
+        let refuse = |e| format!("{}: a result cannot be written: {e}", self.path.display());
+        self.file.write_all(format!("{result}\n").as_bytes()).and_then(|()| self.file.sync_data_if_file()).map_err(refuse)
+    }
+}
+
+/// Pipes and terminals cannot be synchronised, and need not be.
+trait SyncIfFile {
+    fn sync_data_if_file(&mut self) -> std::io::Result<()>;
+}
+
+impl SyncIfFile for File {
+    fn sync_data_if_file(&mut self) -> std::io::Result<()> {
+        if self.metadata()?.is_file() { self.sync_data() } else { self.flush() }
+    }
+}
+
+/// The results of a file. A last line that was cut off is no result.
+///
+/// # Errors
+/// If the file cannot be read, or a line before the last is no result.
+pub fn read(path: &Path) -> Result<Vec<Value>, String> {
+    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let lines: Vec<&str> = text.lines().collect();
+    let mut results = Vec::with_capacity(lines.len());
+    for (at, line) in lines.iter().enumerate() {
+        match serde_json::from_str::<Value>(line) {
+            Ok(value) if value["item"].is_string() && value["status"].is_string() => results.push(value),
+            _ if at + 1 == lines.len() && !text.ends_with('\n') => {}
+            _ => return Err(format!("{}: line {} is no result of slabwise-gpu", path.display(), at + 1)),
+        }
+    }
+    Ok(results)
+}
+
+/// The last result of each item, in the order in which items came first.
+pub fn latest(lines: &[Value]) -> Vec<&Value> {
+    let mut places = HashMap::new();
+    let mut latest: Vec<&Value> = Vec::new();
+    for line in lines {
+        let name = line["item"].as_str().unwrap_or_default();
+        match places.get(name) {
+            Some(&at) => latest[at] = line,
+            None => {
+                places.insert(name, latest.len());
+                latest.push(line);
+            }
+        }
+    }
+    latest
+}
