@@ -12,8 +12,10 @@ const THREADS_MAX: usize = 1024;
 pub const GRAPHS: &str = "SLABWISE_CUDA_GRAPHS";
 /// Whether products are timed on a CUDA device.
 pub const AUTOTUNE: &str = "SLABWISE_AUTOTUNE";
+/// Whether cuDNN is asked for convolutions where products are timed.
+pub const CUDNN: &str = "SLABWISE_CUDNN";
 /// Variables that are 0 or 1, and 1 unless set.
-pub const SWITCHES: [&str; 2] = [GRAPHS, AUTOTUNE];
+pub const SWITCHES: [&str; 3] = [GRAPHS, AUTOTUNE, CUDNN];
 
 /// What a variable is set to.
 pub fn variable(name: &str) -> Option<String> {

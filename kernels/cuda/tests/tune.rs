@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{Case, Choices, TARGET};
 use products::library::{
-    LIMITS, algorithm, check, computed, installed, of_library, on_device, on_small_integers, op, picks_in, target, tuner, with,
+    LIMITS, algorithm, by, check, computed, installed, of_library, on_device, on_small_integers, op, picks_in, target, tuner, with,
 };
 use products::{matmul, numbers, strided, typed};
 use slabwise_cuda::cache::Cache;
@@ -77,7 +77,7 @@ fn the_library_multiplies_every_layout_and_what_it_cannot_say_follows() {
     ];
     let cases = on_small_integers(specs, 1);
     let multiplied = driver.get("products");
-    check(&cases, &[algorithm(21, 1 << 20), algorithm(23, 1 << 20)], 1e-6);
+    check(&cases, &[by(21, 1 << 20), by(23, 1 << 20)], 1e-6);
     assert_eq!(driver.get("products") - multiplied, 2 * cases.len() as i64);
 }
 
@@ -99,7 +99,7 @@ fn halves_are_summed_in_single_precision_and_rounded_as_they_are_stored() {
         ("rounded to others", rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundF16), false),
     ];
     let cases = on_small_integers(specs, 5);
-    for ((case, _), got) in cases.iter().zip(computed(&cases, &[algorithm(21, 0)])) {
+    for ((case, _), got) in cases.iter().zip(computed(&cases, &[by(21, 0)])) {
         let [a, b, c] = [0, 1, 2].map(|at| numbers(case.spec.arguments()[at].0.dtype, &got[at]));
         for (i, x) in c.iter().enumerate() {
             // Sums of so small numbers are numbers of every type.
@@ -130,7 +130,7 @@ fn what_is_no_product_of_two_matrices_stays_ours() {
     // A kernel that must look first whether something went wrong looks after the library.
     let mut case = Case::new("guarded", matmul(&[8, 8], 8, strided(0, &[8, 1]), strided(0, &[8, 1])), &mut choices);
     case.target = Target { guarded: true, ..target() };
-    check(&[(case, false)], &[algorithm(21, 0)], 1e-6);
+    check(&[(case, false)], &[by(21, 0)], 1e-6);
 }
 
 /// A batch of up to 12 rows, forward (`b × 8 · 8 × 6`) or the gradient of its weight (`8 × b · b × 6`), where nothing may be left
@@ -159,9 +159,9 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
             list.push((case, direct));
         }
     }
-    check(&list, &[algorithm(21, 1 << 20), algorithm(23, 1 << 20)], 1e-5);
+    check(&list, &[by(21, 1 << 20), by(23, 1 << 20)], 1e-5);
     // What the library refuses for the sizes of a run is known before the run begins.
-    let lowered = of_library(&list[1].0, algorithm(23, 0));
+    let lowered = of_library(&list[1].0, &by(23, 0));
     let device = Device::open(0, LIMITS).expect("it is there");
     let done = driver.get("products");
     driver.fail("cublasLtMatmulAlgoGetHeuristic", 0, INTERNAL_ERROR);
@@ -172,7 +172,7 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
     // An algorithm that does not do for smaller sizes gives way to one that does.
     let asked = driver.get("heuristics");
     driver.fail("cublasLtMatmulAlgoCheck", 0, NOT_SUPPORTED);
-    check(&list[1..2], &[algorithm(23, 1 << 20)], 1e-5);
+    check(&list[1..2], &[by(23, 1 << 20)], 1e-5);
     assert_eq!(driver.get("heuristics"), asked + 1);
 }
 
@@ -182,7 +182,7 @@ fn a_library_that_fails_says_how_to_do_without() {
     let mut choices = Choices::new(4);
     let mut case = Case::new("product", matmul(&[8, 8], 8, strided(0, &[8, 1]), strided(0, &[8, 1])), &mut choices);
     case.target = target();
-    let lowered = of_library(&case, algorithm(21, 0));
+    let lowered = of_library(&case, &by(21, 0));
     let run = || on_device(&[(&case, &lowered)]).remove(0);
     driver.fail("cublasLtMatmul", 0, 13);
     let error = run().expect_err("it was told to fail").to_string();

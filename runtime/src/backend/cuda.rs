@@ -15,7 +15,7 @@ use slabwise_planner::Bytes;
 use super::{Kernel, Resources, scratch};
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, MemoryInfo, Policy, Range};
-use crate::settings::{AUTOTUNE, GRAPHS, switch};
+use crate::settings::{AUTOTUNE, CUDNN, GRAPHS, switch};
 
 /// A kernel that looks for indices out of range.
 #[derive(Clone, Debug)]
@@ -74,6 +74,8 @@ pub(crate) struct Gpu {
     ordinal: u32,
     /// Whether products are timed.
     tunes: bool,
+    /// Whether cuDNN is asked for convolutions.
+    cudnn: bool,
     /// The sizes of the last run, which lie on the device.
     pub published: Option<Env>,
     /// Whether inputs are being put in place.
@@ -86,10 +88,10 @@ impl Gpu {
         let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
         check_pages(&device, &name, config)?;
         let graphs = switch(GRAPHS)?;
-        let tunes = switch(AUTOTUNE)?;
+        let (tunes, cudnn) = (switch(AUTOTUNE)?, switch(CUDNN)?);
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
         let (saved, untold) = (Mutex::default(), Mutex::default());
-        Ok(Gpu { device, name, running, saved, untold, graphs, ordinal, tunes, published: None, placing: false })
+        Ok(Gpu { device, name, running, saved, untold, graphs, ordinal, tunes, cudnn, published: None, placing: false })
     }
 
     /// Limits of the device's memory, unless some of it is in use already.
@@ -109,8 +111,8 @@ impl Gpu {
 
     /// Who times products, if they are timed, in at most so many bytes.
     pub fn tuner(&self, room: Option<u64>) -> Option<Tuner> {
-        let (ordinal, limits) = (self.ordinal, *self.device.limits());
-        let tuner = || Tuner { ordinal, limits, room, worth: slabwise_cuda::WORTH, picks: Picks::of_process() };
+        let (ordinal, limits, cudnn) = (self.ordinal, *self.device.limits(), self.cudnn);
+        let tuner = || Tuner { ordinal, limits, room, worth: slabwise_cuda::WORTH, cudnn, picks: Picks::of_process() };
         self.tunes.then(tuner)
     }
 

@@ -6,6 +6,8 @@
 //! the position by the stride: every residue meets its own kernel elements, so that none is multiplied by a zero
 //! in between (Dumoulin and Visin, *A guide to convolution arithmetic*, 2016, call these the zeros of a fractional stride).
 
+pub(crate) mod library;
+
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Conv2d, ConvKind, Operand, Spec};

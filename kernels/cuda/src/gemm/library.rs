@@ -19,10 +19,11 @@ use super::problem::{Axis, Count, Matrix, Problem, merged};
 use super::tiles::Elem;
 use crate::conv;
 use crate::cublaslt::{self, Addresses, Algorithm, Layout};
-use crate::lower::{Dispatch, Lowered, Target};
+use crate::libraries::{Library, LibraryError};
+use crate::lower::{ByLibrary, Dispatch, Lowered, Target};
 
 /// What addresses of arguments are multiples of, bytes.
-const ALIGN: u64 = 16;
+pub(crate) const ALIGN: u64 = 16;
 
 /// Most bytes of workspace for one product, whatever it touches itself.
 const WORKSPACE_MAX: u64 = 32 << 20;
@@ -182,7 +183,7 @@ impl Product {
     }
 
     /// What is to be done for the sizes of a run.
-    pub(crate) fn call(&self, env: &Env, library: &cublaslt::Handle) -> Result<Call, cublaslt::LibraryError> {
+    pub(crate) fn call(&self, env: &Env, library: &cublaslt::Handle) -> Result<Call, LibraryError> {
         let [rows, columns, deep, products] = self.sizes.map(|count| count.at(env));
         if rows == 0 || columns == 0 || products == 0 {
             return Ok(Call::Nothing);
@@ -205,7 +206,8 @@ impl Product {
             }
         }
         let found = library.algorithms(&described, planned, 1)?;
-        let none = || cublaslt::LibraryError::Failed {
+        let none = || LibraryError::Failed {
+            library: Library::CublasLt,
             call: "cublasLtMatmulAlgoGetHeuristic",
             status: format!("no way to multiply {rows} × {deep} by {deep} × {columns} within {planned} bytes"),
         };
@@ -248,7 +250,7 @@ impl Product {
                 Lowered::new(vec![rest.function], workspace, launches)
             }
         };
-        lowered.product = Some(Box::new(self));
+        lowered.by_library = Some(Box::new(ByLibrary::Product(self)));
         Ok(lowered)
     }
 }
@@ -288,8 +290,8 @@ fn forms(spec: &Spec, bounds: &Env) -> Vec<Form> {
 
 /// What a value is of the sums: their multiple, and what is added to them.
 #[derive(Clone, Copy)]
-struct Linear {
-    alpha: f32,
+pub(crate) struct Linear {
+    pub alpha: f32,
     added: Option<u16>,
     bias: Option<u16>,
 }
@@ -346,14 +348,14 @@ fn direct(
 }
 
 /// Whether the operand that is stored to is loaded, other than to be added as it is.
-fn store_is_read(spec: &Spec, stored: u16, added: Option<u16>) -> bool {
+pub(crate) fn store_is_read(spec: &Spec, stored: u16, added: Option<u16>) -> bool {
     let loaded = spec.code.iter().any(|inst| matches!(inst, Inst::Load(k) if *k == stored));
     loaded && added != Some(stored)
 }
 
 /// The stored value in terms of the sums. `kind` says of an operand whether it has a number for each point (`true`) or for each
 /// column.
-fn linear(spec: &Spec, value: ValueId, stored: DType, kind: &dyn Fn(&Operand) -> Option<bool>) -> Option<Linear> {
+pub(crate) fn linear(spec: &Spec, value: ValueId, stored: DType, kind: &dyn Fn(&Operand) -> Option<bool>) -> Option<Linear> {
     let at = |v: ValueId| &spec.code[usize::from(v)];
     match *at(value) {
         Inst::Acc => Some(Linear { alpha: 1.0, added: None, bias: None }),

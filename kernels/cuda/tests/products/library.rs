@@ -22,7 +22,12 @@ pub fn algorithm(id: u64, workspace: u64) -> Algorithm {
     Algorithm { words: [0x51ab, id, scheme, parts, 0, 0, 0, 0], workspace }
 }
 
-/// The driver with a library.
+/// The choice of an algorithm of cuBLASLt's.
+pub fn by(id: u64, workspace: u64) -> Choice {
+    Choice::Library(algorithm(id, workspace))
+}
+
+/// The driver with cuBLASLt.
 pub fn installed() -> Option<FakeDriver> {
     let driver = FakeDriver::install()?;
     driver.set("library", 1);
@@ -87,18 +92,19 @@ pub fn op(op: ScalarOp, a: u16, b: u16) -> Inst {
     Inst::Op(op, [a, b, 0])
 }
 
-/// A case by an algorithm of the library's.
-pub fn of_library(case: &Case, algorithm: Algorithm) -> Lowered {
-    let lowered = lower_as(&case.spec, &case.bounds, &case.target, &Choice::Library(algorithm)).expect("it has a source");
-    assert!(lowered.library().is_some_and(|name| name.starts_with("cuBLASLt")), "{} is not the library's", case.name);
+/// A case by an algorithm of a library's.
+pub fn of_library(case: &Case, choice: &Choice) -> Lowered {
+    let lowered = lower_as(&case.spec, &case.bounds, &case.target, choice).expect("it has a source");
+    let named = if matches!(choice, Choice::Cudnn(_)) { "cuDNN" } else { "cuBLASLt" };
+    assert!(lowered.library().is_some_and(|name| name.starts_with(named)), "{} is not the library's: {:?}", case.name, case.spec);
     lowered
 }
 
-/// The arguments of each case after each of the library's algorithms. Fails unless it writes the result itself where that is said.
-pub fn computed(cases: &[(Case, bool)], algorithms: &[Algorithm]) -> Vec<Vec<Vec<u8>>> {
+/// The arguments of each case after each of a library's algorithms. Fails unless it writes the result itself where that is said.
+pub fn computed(cases: &[(Case, bool)], algorithms: &[Choice]) -> Vec<Vec<Vec<u8>>> {
     let mut lowered = Vec::new();
     for (case, direct) in cases {
-        for &algorithm in algorithms {
+        for algorithm in algorithms {
             lowered.push((case, of_library(case, algorithm)));
             assert_eq!(lowered.last().is_some_and(|(_, l)| l.functions.is_empty()), *direct, "{}", case.name);
         }
@@ -108,8 +114,8 @@ pub fn computed(cases: &[(Case, bool)], algorithms: &[Algorithm]) -> Vec<Vec<Vec
     done.map(|(done, (case, _))| done.unwrap_or_else(|e| panic!("{}: {e}", case.name))).collect()
 }
 
-/// Fails unless the library's algorithms give for each case what the CPU does, within the tolerance.
-pub fn check(cases: &[(Case, bool)], algorithms: &[Algorithm], tolerance: f32) {
+/// Fails unless a library's algorithms give for each case what the CPU does, within the tolerance.
+pub fn check(cases: &[(Case, bool)], algorithms: &[Choice], tolerance: f32) {
     for ((case, _), results) in cases.iter().zip(computed(cases, algorithms).chunks(algorithms.len())) {
         let (expected, _) = case.on_cpu();
         for (got, algorithm) in results.iter().zip(algorithms) {
@@ -119,7 +125,7 @@ pub fn check(cases: &[(Case, bool)], algorithms: &[Algorithm], tolerance: f32) {
 }
 
 pub fn tuner(picks: Arc<Picks>) -> Tuner {
-    Tuner { ordinal: 0, limits: LIMITS, room: None, worth: 48 * 40 * 64, picks }
+    Tuner { ordinal: 0, limits: LIMITS, room: None, worth: 48 * 40 * 64, cudnn: true, picks }
 }
 
 pub fn picks_in(folder: &tempfile::TempDir) -> Arc<Picks> {
