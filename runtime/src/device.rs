@@ -63,7 +63,7 @@ fn usable(ordinal: u32) -> Result<(), String> {
 
 #[cfg(feature = "cuda")]
 fn survey() -> Vec<(String, String)> {
-    use slabwise_cuda::{cache::Cache, cublaslt, driver, libraries::Library, nvrtc};
+    use slabwise_cuda::{cache::Cache, cublaslt, cudnn, driver, libraries::Library, nvrtc};
     let mut rows = Vec::new();
     for library in Library::ALL {
         let found = library.open().map_or_else(|missing| format!("not found{}; {}", missing.why, library.advice()), ToString::to_string);
@@ -71,6 +71,7 @@ fn survey() -> Vec<(String, String)> {
             Library::Driver => driver::start().map(|(major, minor)| format!("CUDA {major}.{minor}, ")),
             Library::Nvrtc => Ok(nvrtc::version().map(|(major, minor)| format!("{major}.{minor}, ")).unwrap_or_default()),
             Library::CublasLt => Ok(cublaslt::version().map(|version| format!("{version}, ")).unwrap_or_default()),
+            Library::Cudnn => Ok(cudnn::version().map(|version| format!("{version}, ")).unwrap_or_default()),
         };
         rows.push((library.name().to_string(), version.unwrap_or_default() + &found));
     }

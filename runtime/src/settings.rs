@@ -18,8 +18,10 @@ pub const EARLY_LAUNCH: &str = "SLABWISE_CUDA_EARLY_LAUNCH";
 pub const AUTOTUNE: &str = "SLABWISE_AUTOTUNE";
 /// The folder that each program's kernels on a CUDA device are written to, to be read: sources, code and launches.
 pub const DUMP: &str = "SLABWISE_DUMP_CUDA";
+/// Whether cuDNN is asked for convolutions where products are timed.
+pub const CUDNN: &str = "SLABWISE_CUDNN";
 /// Variables that are 0 or 1, and 1 unless set.
-pub const SWITCHES: [&str; 4] = [GRAPHS, BRANCHES, EARLY_LAUNCH, AUTOTUNE];
+pub const SWITCHES: [&str; 5] = [GRAPHS, BRANCHES, EARLY_LAUNCH, AUTOTUNE, CUDNN];
 
 /// What a variable is set to.
 pub fn variable(name: &str) -> Option<String> {

@@ -12,30 +12,14 @@ use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
 use slabwise_kernels::dtype::DType;
 
 use crate::driver::Stream;
-use crate::libraries::{Library, Missing};
-
-/// Why the library did not do what it was asked for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LibraryError {
-    /// There is none.
-    #[error(transparent)]
-    Missing(#[from] Missing),
-    /// A call failed.
-    #[error("{call} answered {status}; SLABWISE_AUTOTUNE=0 leaves cuBLASLt out")]
-    Failed {
-        /// Which call.
-        call: &'static str,
-        /// The library's name for it.
-        status: String,
-    },
-}
+use crate::libraries::{Library, LibraryError, Missing};
 
 type Result<T> = std::result::Result<T, LibraryError>;
 
 fn check(call: &'static str, status: Status) -> Result<()> {
     match status {
         Status::CUBLAS_STATUS_SUCCESS => Ok(()),
-        status => Err(LibraryError::Failed { call, status: format!("{status:?}") }),
+        status => Err(LibraryError::Failed { library: Library::CublasLt, call, status: format!("{status:?}") }),
     }
 }
 
@@ -123,7 +107,7 @@ fn stored(dtype: DType) -> Result<sys::cudaDataType_t> {
         DType::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
         DType::F16 => Ok(sys::cudaDataType_t::CUDA_R_16F),
         DType::BF16 => Ok(sys::cudaDataType_t::CUDA_R_16BF),
-        other => Err(LibraryError::Failed { call: "a product", status: format!("{other}: not a float") }),
+        other => Err(LibraryError::Failed { library: Library::CublasLt, call: "a product", status: format!("{other}: not a float") }),
     }
 }
 

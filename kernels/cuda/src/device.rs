@@ -7,8 +7,10 @@ use slabwise_kernels::memory::Region;
 use crate::ahead::Ring;
 use crate::arenas::Arena;
 use crate::copies::Ways;
-use crate::cublaslt::{Handle, LibraryError};
+use crate::cublaslt;
+use crate::cudnn;
 use crate::driver::{self, Context, DriverError, Marks, Pinned, Properties, Stream};
+use crate::libraries::LibraryError;
 use crate::nvrtc;
 use crate::space::{Limits, Space, Usage};
 use crate::staging::Staging;
@@ -22,7 +24,9 @@ pub(crate) struct Shared {
     pub(crate) properties: Properties,
     space: Mutex<Option<Space>>,
     /// cuBLASLt, once products were timed or a program was loaded that has one of its.
-    library: OnceLock<Result<Handle, LibraryError>>,
+    cublaslt: OnceLock<Result<cublaslt::Handle, LibraryError>>,
+    /// cuDNN, likewise.
+    cudnn: OnceLock<Result<cudnn::Handle, LibraryError>>,
     pub(crate) context: Context,
 }
 
@@ -37,15 +41,20 @@ impl Shared {
             shared.context.bind()?;
             return Ok(shared);
         }
-        let shared =
-            Arc::new(Shared { ordinal, properties, space: Mutex::new(None), library: OnceLock::new(), context: Context::of(ordinal)? });
+        let (cublaslt, cudnn, context) = (OnceLock::new(), OnceLock::new(), Context::of(ordinal)?);
+        let shared = Arc::new(Shared { ordinal, properties, space: Mutex::new(None), cublaslt, cudnn, context });
         open.push(Arc::downgrade(&shared));
         Ok(shared)
     }
 
     /// cuBLASLt for this device, if it can be used.
-    pub fn library(&self) -> Result<&Handle, &LibraryError> {
-        self.library.get_or_init(Handle::new).as_ref()
+    pub fn cublaslt(&self) -> Result<&cublaslt::Handle, LibraryError> {
+        self.cublaslt.get_or_init(cublaslt::Handle::new).as_ref().map_err(Clone::clone)
+    }
+
+    /// cuDNN for this device, if it can be used.
+    pub fn cudnn(&self) -> Result<&cudnn::Handle, LibraryError> {
+        self.cudnn.get_or_init(cudnn::Handle::new).as_ref().map_err(Clone::clone)
     }
 
     pub(crate) fn space(&self) -> MutexGuard<'_, Option<Space>> {
@@ -55,7 +64,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // cuBLASLt, which goes next, wants its context to be the thread's.
+        // Libraries, which go next, want their context to be the thread's.
         let _ = self.context.bind();
         if let Some(mut space) = self.space().take() {
             space.close(&self.context);

@@ -23,8 +23,7 @@ pub(crate) use module::{Function, Module};
 pub(crate) use range::{AddressRange, Physical, page_bytes};
 pub use rates::{Rates, rates};
 
-use crate::cublaslt::LibraryError;
-use crate::libraries::{Library, Missing};
+use crate::libraries::{Library, LibraryError, Missing};
 use crate::lower::Target;
 use crate::nvrtc;
 
@@ -60,7 +59,7 @@ pub enum DriverError {
     /// Kernels cannot be compiled for the device.
     #[error(transparent)]
     Compiler(#[from] nvrtc::Error),
-    /// A product could not be asked of cuBLASLt.
+    /// A product could not be asked of a library.
     #[error(transparent)]
     Library(#[from] LibraryError),
     /// A call failed.

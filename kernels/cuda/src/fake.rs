@@ -1,5 +1,5 @@
-//! A driver without a device, which the tests of everything above the driver run on (`emulator/fake_libcuda.c`), and a cuBLASLt
-//! that works with it (`emulator/fake_libcublaslt.c`).
+//! A driver without a device, which the tests of everything above the driver run on (`emulator/fake_libcuda.c`), and a cuBLASLt and a
+//! cuDNN that work with it (`emulator/fake_libcublaslt.c`, `emulator/fake_libcudnn.c`).
 
 use std::ffi::{CString, c_char, c_int, c_longlong};
 use std::fs;
@@ -17,9 +17,10 @@ use crate::tune::Picks;
 
 const SOURCE: &str = concat!(include_str!("../emulator/fake_work.c"), include_str!("../emulator/fake_libcuda.c"));
 const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
+const CUDNN: &str = include_str!("../emulator/fake_libcudnn.c");
 
 /// What the driver is set to before each test.
-const DEFAULTS: [(&str, i64); 12] = [
+const DEFAULTS: [(&str, i64); 13] = [
     ("devices", 1),
     ("version", 13000),
     ("total", 64 << 20),
@@ -31,6 +32,7 @@ const DEFAULTS: [(&str, i64); 12] = [
     ("order", 0),
     ("eager", 0),
     ("library", 0),
+    ("cudnn", 0),
     ("strict", 0),
 ];
 
@@ -58,6 +60,14 @@ pub fn build() -> Result<(PathBuf, PathBuf), EmulatorError> {
 /// If it cannot be compiled.
 pub fn build_cublaslt() -> Result<PathBuf, EmulatorError> {
     object("libcublasLt", CUBLASLT)
+}
+
+/// The object file of a cuDNN that works with the driver, for another process's `SLABWISE_LIBCUDNN`.
+///
+/// # Errors
+/// If it cannot be compiled.
+pub fn build_cudnn() -> Result<PathBuf, EmulatorError> {
+    object("libcudnn", CUDNN)
 }
 
 fn io(path: &Path) -> impl FnOnce(std::io::Error) -> EmulatorError {
@@ -110,10 +120,12 @@ impl FakeDriver {
             let (file, functions) = build().unwrap_or_else(|e| panic!("{e}"));
             let found = Library::Driver.open_as(&file).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(found.file, file, "another driver was opened before");
-            // One that is installed here would look for a real driver.
-            let library = build_cublaslt().unwrap_or_else(|e| panic!("{e}"));
-            let found = Library::CublasLt.open_as(&library).unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(found.file, library, "another cuBLASLt was opened before");
+            // Libraries that are installed here would look for a real driver.
+            for (library, built) in [(Library::CublasLt, build_cublaslt()), (Library::Cudnn, build_cudnn())] {
+                let file = built.unwrap_or_else(|e| panic!("{e}"));
+                let found = library.open_as(&file).unwrap_or_else(|e| panic!("{e}"));
+                assert_eq!(found.file, file, "another {} was opened before", library.name());
+            }
             // SAFETY: the object has no initialisers.
             let object = unsafe { Object::new(&file) }.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
             let path = CString::new(functions.as_os_str().as_encoded_bytes()).expect("a path without zeros");
@@ -170,7 +182,7 @@ impl FakeDriver {
     }
 
     /// Lets kernels whose names begin so take so many nanoseconds by the events' clock, and forgets what was said before if that
-    /// is all kernels. cuBLASLt's algorithms are `cublaslt_21`, ….
+    /// is all kernels. cuBLASLt's algorithms are `cublaslt_21`, …, cuDNN's `cudnn_forward_1`, `cudnn_data_1_plain`, `cudnn_filter_1`, ….
     pub fn cost(&self, begins: &str, nanoseconds: i64) {
         let text = CString::new(begins).expect("a name without zeros");
         // SAFETY: as for `set`.

@@ -10,6 +10,7 @@ pub mod code;
 mod conv;
 mod copies;
 pub mod cublaslt;
+pub mod cudnn;
 mod device;
 pub mod driver;
 #[cfg(feature = "emulator")]

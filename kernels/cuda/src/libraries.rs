@@ -3,8 +3,8 @@
 //! A binary must start on a machine that has none of them. So each is looked for before the first call that needs it, in
 //! places that serve users in this order: the file that a variable names, the loader's own path, the usual folders of the
 //! CUDA toolkit and the driver, and the `nvidia-*` wheels of the active Python environment. What is found is opened by its
-//! path and stays open. Calls of NVRTC are bound to that file; bindings of the others ask the loader for it by name, which gives the
-//! one that is open.
+//! path and stays open. Calls of NVRTC and cuDNN are bound to that file; bindings of the others ask the loader for it by name, which
+//! gives the one that is open.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -21,6 +21,8 @@ pub enum Library {
     Nvrtc,
     /// Matrix products tuned by the vendor.
     CublasLt,
+    /// Convolutions tuned by the vendor.
+    Cudnn,
 }
 
 /// Where a library was found.
@@ -55,9 +57,27 @@ pub struct Missing {
     pub why: String,
 }
 
+/// Why a library did not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LibraryError {
+    /// There is none.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// A call failed.
+    #[error("{call} answered {status}{}", library.doing_without())]
+    Failed {
+        /// Whose call.
+        library: Library,
+        /// Which call.
+        call: &'static str,
+        /// The library's name for it.
+        status: String,
+    },
+}
+
 impl Library {
     /// All of them, in the order in which they are needed.
-    pub const ALL: [Library; 3] = [Library::Driver, Library::Nvrtc, Library::CublasLt];
+    pub const ALL: [Library; 4] = [Library::Driver, Library::Nvrtc, Library::CublasLt, Library::Cudnn];
 
     /// Its name, as NVIDIA writes it.
     pub fn name(self) -> &'static str {
@@ -65,6 +85,7 @@ impl Library {
             Library::Driver => "the CUDA driver (libcuda)",
             Library::Nvrtc => "NVRTC (libnvrtc)",
             Library::CublasLt => "cuBLASLt (libcublasLt)",
+            Library::Cudnn => "cuDNN (libcudnn)",
         }
     }
 
@@ -74,6 +95,7 @@ impl Library {
             Library::Driver => "SLABWISE_LIBCUDA",
             Library::Nvrtc => "SLABWISE_LIBNVRTC",
             Library::CublasLt => "SLABWISE_LIBCUBLASLT",
+            Library::Cudnn => "SLABWISE_LIBCUDNN",
         }
     }
 
@@ -83,6 +105,16 @@ impl Library {
             Library::Driver => "install NVIDIA's driver, version 580 or newer, or name its file in SLABWISE_LIBCUDA",
             Library::Nvrtc => "pip install nvidia-cuda-nvrtc==13.0.88, or install the CUDA toolkit, or name the file in SLABWISE_LIBNVRTC",
             Library::CublasLt => "it is optional: pip install nvidia-cublas, or install the CUDA toolkit",
+            Library::Cudnn => "it is optional: pip install nvidia-cudnn-cu13, or name its file in SLABWISE_LIBCUDNN",
+        }
+    }
+
+    /// How to do without it, where that is possible.
+    fn doing_without(self) -> &'static str {
+        match self {
+            Library::Driver | Library::Nvrtc => "",
+            Library::CublasLt => "; SLABWISE_AUTOTUNE=0 leaves cuBLASLt out",
+            Library::Cudnn => "; SLABWISE_CUDNN=0 leaves cuDNN out",
         }
     }
 
@@ -93,6 +125,7 @@ impl Library {
             Library::Driver => &["libcuda.so.1", "libcuda.so", "nvcuda.dll"],
             Library::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
             Library::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+            Library::Cudnn => &["libcudnn.so.9"],
         }
     }
 
@@ -100,7 +133,8 @@ impl Library {
     fn companions(self) -> &'static [&'static str] {
         match self {
             Library::Nvrtc => &["libnvrtc-builtins.so."],
-            Library::Driver | Library::CublasLt => &[],
+            // What cuDNN opens it finds in its own folder by itself.
+            Library::Driver | Library::CublasLt | Library::Cudnn => &[],
         }
     }
 
@@ -134,7 +168,7 @@ impl fmt::Display for Found {
 }
 
 /// What was found, by library.
-static OPENED: [OnceLock<Result<Found, Missing>>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
+static OPENED: [OnceLock<Result<Found, Missing>>; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
 
 /// What the search looks at besides the file system.
 struct Surroundings<'a> {
@@ -290,10 +324,15 @@ mod tests {
         let second = other.join("nvidia/cublas/lib");
         touch(&first.join("libnvrtc.so.13"));
         touch(&second.join("libcublasLt.so.12"));
+        let third = other.join("nvidia/cudnn/lib");
+        touch(&third.join("libcudnn.so.9"));
         let variable = |name: &str| (name == "VIRTUAL_ENV").then(|| environment.clone().into_os_string());
         let python = || vec![other.clone()];
         let around = around(&variable, &python);
-        assert_eq!(around.wheels().collect::<Vec<_>>(), [first.clone(), second.clone()]);
+        assert_eq!(around.wheels().collect::<Vec<_>>(), [first.clone(), third.clone(), second.clone()]);
+        assert_eq!(in_folder(Library::Cudnn, &third), Some(third.join("libcudnn.so.9")));
+        let missing = find(Library::Cudnn, &Surroundings { variable: &variable, python: &Vec::new, roots: &[] });
+        assert!(missing.expect_err("it is in no environment").to_string().starts_with("cuDNN (libcudnn) was not found"));
         assert_eq!(in_folder(Library::Nvrtc, &first), Some(first.join("libnvrtc.so.13")));
         assert_eq!(in_folder(Library::CublasLt, &second), Some(second.join("libcublasLt.so.12")));
         assert_eq!(in_folder(Library::CublasLt, &first), None);

@@ -13,6 +13,7 @@ use std::fmt;
 
 use slabwise_kernels::size::Env;
 
+use crate::conv::library::Convolution;
 use crate::gemm::library::Product;
 
 /// What source is generated for.
@@ -92,6 +93,15 @@ pub struct Dispatch {
     pub words: Vec<Word>,
 }
 
+/// What a library computes.
+#[derive(Debug)]
+pub(crate) enum ByLibrary {
+    /// By cuBLASLt.
+    Product(Product),
+    /// By cuDNN.
+    Convolution(Convolution),
+}
+
 /// The launches of a run, given its sizes.
 type Launches = dyn Fn(&Env) -> Vec<Dispatch> + Send + Sync;
 
@@ -101,20 +111,23 @@ pub struct Lowered {
     pub functions: Vec<Function>,
     /// Bytes of scratch memory a run needs, whatever the sizes up to the bounds; it starts at a multiple of 256.
     pub workspace: u64,
-    /// What cuBLASLt computes before the launches.
-    pub(crate) product: Option<Box<Product>>,
+    /// What a library computes before the launches.
+    pub(crate) by_library: Option<Box<ByLibrary>>,
     launches: Box<Launches>,
 }
 
 impl Lowered {
     /// `launches` gives the launches in their order for the sizes of a run, which are at most the bounds.
     pub fn new(functions: Vec<Function>, workspace: u64, launches: impl Fn(&Env) -> Vec<Dispatch> + Send + Sync + 'static) -> Self {
-        Lowered { functions, workspace, product: None, launches: Box::new(launches) }
+        Lowered { functions, workspace, by_library: None, launches: Box::new(launches) }
     }
 
-    /// What of it cuBLASLt computes, as text.
+    /// What of it a library computes, as text.
     pub fn library(&self) -> Option<String> {
-        self.product.as_ref().map(|product| product.name())
+        self.by_library.as_ref().map(|work| match &**work {
+            ByLibrary::Product(product) => product.name(),
+            ByLibrary::Convolution(convolution) => convolution.name(),
+        })
     }
 
     /// The launches of a run with these sizes, one after the other on one stream.

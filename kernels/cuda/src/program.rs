@@ -7,10 +7,11 @@ use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 
 use crate::cache::{self, Cache};
+use crate::conv::library as conv;
 use crate::device::{Device, Shared};
 use crate::driver::{DriverError, Edges, Function, Graph, Module, Node, Recording, Stream};
-use crate::gemm::library::{Call, Product};
-use crate::lower::{self, Lowered, Word};
+use crate::gemm::library as gemm;
+use crate::lower::{self, ByLibrary, Lowered, Word};
 use crate::nvrtc::{self, Usage};
 use crate::source::PRELUDE;
 
@@ -108,11 +109,11 @@ pub struct Run<'a> {
     pub env: &'a Env,
     /// Whether a kernel looks for indices out of range.
     pub checked: bool,
-    /// What it does, in an order that is right one after the other.
-    pub work: &'a [Work<'a>],
     /// For each piece of work the earlier ones that it waits for; it may run beside all others. `None` if each waits for the one
     /// before it. Drivers older than CUDA 12.3 do as if it was.
     pub after: Option<&'a [Vec<u32>]>,
+    /// Whether a kernel is launched before the kernels end that it waits for, and then waits for them by itself.
+    pub early: bool,
 }
 
 /// What of a graph's work may overlap.
@@ -175,9 +176,13 @@ impl Device {
     /// If one cannot be compiled or loaded.
     pub fn load(&self, steps: &[&Lowered]) -> Result<Program, LoadError> {
         self.ready()?;
-        if steps.iter().any(|step| step.product.is_some()) {
-            // It takes memory of the device, which a run does not.
-            self.shared.library().map_err(|e| DriverError::from(e.clone()))?;
+        for work in steps.iter().filter_map(|step| step.by_library.as_deref()) {
+            // A library takes memory of the device, which a run does not.
+            match work {
+                ByLibrary::Product(_) => self.shared.cublaslt().map(|_| ()),
+                ByLibrary::Convolution(_) => self.shared.cudnn().map(|_| ()),
+            }
+            .map_err(DriverError::from)?;
         }
         let mut distinct: Vec<lower::Function> = Vec::new();
         let mut known: HashMap<&str, usize> = HashMap::new();
@@ -217,14 +222,14 @@ impl Device {
     }
 
     /// Asks cuBLASLt for a product, or records it.
-    fn multiply(&self, product: &Product, env: &Env, argument: impl Fn(u16) -> u64, workspace: u64) -> Result<(), DriverError> {
-        let library = self.shared.library().map_err(|e| e.clone())?;
+    fn multiply(&self, product: &gemm::Product, env: &Env, argument: impl Fn(u16) -> u64, workspace: u64) -> Result<(), DriverError> {
+        let library = self.shared.cublaslt()?;
         let at = product.addresses(env, argument, workspace);
         match product.call(env, library)? {
-            Call::Nothing => Ok(()),
+            gemm::Call::Nothing => Ok(()),
             // SAFETY: the result is dense where nothing may be left to sum, and lies in its argument or in the workspace.
-            Call::Zeros(bytes) => unsafe { self.stream.fill(at.d, 0, bytes as usize) },
-            Call::Multiply(described, algorithm) => {
+            gemm::Call::Zeros(bytes) => unsafe { self.stream.fill(at.d, 0, bytes as usize) },
+            gemm::Call::Multiply(described, algorithm) => {
                 // SAFETY: the product is described by the strides of the arguments' operands, which lie inside of the regions; the
                 // workspace is planned with what the algorithm needs at most.
                 let asked = unsafe { library.multiply(&described, &algorithm, &at, &self.stream) };
@@ -233,15 +238,33 @@ impl Device {
         }
     }
 
-    /// Fails if cuBLASLt refuses a product of these kernels for the sizes of a run: for one that is not recorded, so that what it
+    /// Asks cuDNN for a convolution, or records it.
+    fn convolve(&self, of: &conv::Convolution, env: &Env, argument: impl Fn(u16) -> u64, workspace: u64) -> Result<(), DriverError> {
+        let library = self.shared.cudnn()?;
+        let at = of.addresses(env, argument, workspace);
+        match of.call(env, library)? {
+            conv::Call::Nothing => Ok(()),
+            // SAFETY: a gradient of a weight is dense, and lies in its argument or in the workspace.
+            conv::Call::Zeros(bytes) => unsafe { self.stream.fill(at.to, 0, bytes as usize) },
+            conv::Call::Convolve(described, algorithm) => {
+                // SAFETY: the convolution is described by the strides of the arguments' operands, which lie inside of the regions;
+                // the workspace is planned with what the algorithm needs at most.
+                let asked = unsafe { library.convolve(&described, &algorithm, &at, &self.stream) };
+                asked.map_err(DriverError::from)
+            }
+        }
+    }
+
+    /// Fails if a library refuses a product of these kernels for the sizes of a run: for one that is not recorded, so that what it
     /// refuses stops the run before any of it is done.
     ///
     /// # Errors
     /// If it refuses one.
     pub fn foresee<'a>(&self, mut kernels: impl Iterator<Item = &'a Lowered>, env: &Env) -> Result<(), DriverError> {
         self.ready()?;
-        kernels.try_for_each(|kernel| match &kernel.product {
-            Some(product) => Ok(product.call(env, self.shared.library().map_err(|e| e.clone())?).map(|_| ())?),
+        kernels.try_for_each(|kernel| match kernel.by_library.as_deref() {
+            Some(ByLibrary::Product(product)) => Ok(product.call(env, self.shared.cublaslt()?).map(|_| ())?),
+            Some(ByLibrary::Convolution(convolution)) => Ok(convolution.call(env, self.shared.cudnn()?).map(|_| ())?),
             None => Ok(()),
         })
     }
@@ -267,26 +290,25 @@ impl Device {
         self.noting(replayed).map(|()| true)
     }
 
-    /// Records a run under its key, without doing it; copies become branches of the graph. A run whose indices are checked ends
-    /// with a look at what was found. With `early` a kernel is launched before the kernels end that it waits for, and then waits
-    /// for them by itself.
-    pub fn record(&mut self, program: &Program, run: &Run<'_>, early: bool) -> Result<(), DriverError> {
+    /// Records a run under its key, without doing it: its work, in an order that is right one after the other. Copies become branches of the graph. A run whose indices are checked ends
+    /// with a look at what was found.
+    pub fn record<'a>(&mut self, program: &Program, run: &Run<'_>, work: impl Iterator<Item = Work<'a>>) -> Result<(), DriverError> {
         self.ready()?;
         let fault = self.fault_record()?;
-        let early = early && self.properties().target.sm >= EARLY_LAUNCH_SM;
+        let early = run.early && self.properties().target.sm >= EARLY_LAUNCH_SM;
         let edges = Edges::of_driver().filter(|_| early || run.after.is_some());
         let captured = self.stream.capture(|| {
             let recording = Recording { stream: &self.stream, edges, early };
             // The nodes that end each piece of work, where it is known what each waits for.
-            let mut ends: Vec<Vec<Node>> = Vec::with_capacity(run.work.len());
-            for (at, piece) in run.work.iter().enumerate() {
+            let mut ends: Vec<Vec<Node>> = Vec::new();
+            for (at, piece) in work.enumerate() {
                 if let (Some(edges), Some(after)) = (edges, run.after) {
                     let mut front: Vec<Node> = after[at].iter().flat_map(|&earlier| &ends[earlier as usize]).copied().collect();
                     front.sort_unstable();
                     front.dedup();
                     edges.set_front(&self.stream, &front, false)?;
                 }
-                match *piece {
+                match piece {
                     Work::Launch(launch) => self.submit(program, fault, run.env, &launch, Some(&recording))?,
                     Work::Start { copy, from, to } => self.start_copy(copy, &from, &to)?,
                     Work::Finish(copy) => self.finish_copy(copy)?,
@@ -333,8 +355,11 @@ impl Device {
         recording: Option<&Recording<'_>>,
     ) -> Result<(), DriverError> {
         let workspace = self.address(&launch.workspace).next_multiple_of(WORKSPACE_ALIGN);
-        if let Some(product) = &launch.kernel.product {
-            self.multiply(product, env, |argument| self.address(&launch.arguments[usize::from(argument)]), workspace)?;
+        let argument = |argument: u16| self.address(&launch.arguments[usize::from(argument)]);
+        match launch.kernel.by_library.as_deref() {
+            Some(ByLibrary::Product(product)) => self.multiply(product, env, argument, workspace)?,
+            Some(ByLibrary::Convolution(convolution)) => self.convolve(convolution, env, argument, workspace)?,
+            None => {}
         }
         for dispatch in launch.kernel.launches(env) {
             let mut words = [0u64; WORDS_MAX];

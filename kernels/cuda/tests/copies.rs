@@ -3,7 +3,7 @@
 
 use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::fake::FakeDriver;
-use slabwise_cuda::{Device, Dispatch, Function, Launch, Limits, Lowered, Word, Work};
+use slabwise_cuda::{Device, Dispatch, Function, Launch, Limits, Lowered, Run, Word, Work};
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 
@@ -67,7 +67,8 @@ fn copies_wait_for_what_they_copy_and_are_waited_for() {
             let made_before = driver.get("allocations");
             if recorded {
                 if turn == 0 {
-                    device.record(&program, &[1], &env, false, steps.iter().copied()).expect("it is recorded");
+                    let run = Run { key: &[1], env: &env, checked: false, after: None, early: false };
+                    device.record(&program, &run, steps.iter().copied()).expect("it is recorded");
                 }
                 assert!(device.replay(&program, &[1]).expect("the device is fine"));
             } else {

@@ -2,7 +2,7 @@
 
 use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::fake::FakeDriver;
-use slabwise_cuda::{Device, Dispatch, Function, Launch, Limits, LoadError, Lowered, Word, Work, landing_bytes, nvrtc};
+use slabwise_cuda::{Device, Dispatch, Function, Launch, Limits, LoadError, Lowered, Run, Word, Work, landing_bytes, nvrtc};
 use slabwise_kernels::size::Env;
 
 const OUT_OF_MEMORY: i32 = 2;
@@ -111,7 +111,8 @@ fn a_graph_is_recorded_once_and_replayed_without_allocations() {
             let arguments = [[x, y], [y, y]];
             let launches =
                 (0..2).map(|step| Launch { step, kernel: &kernel, arguments: &arguments[step], workspace: empty }).map(Work::Launch);
-            device.record(&program, &[5], &env, true, launches).expect("it is recorded");
+            let run = Run { key: &[5], env: &env, checked: true, after: None, early: false };
+            device.record(&program, &run, launches).expect("it is recorded");
             assert!(device.replay(&program, &[5]).expect("the device is fine"));
         } else {
             assert_eq!(driver.get("allocations"), allocations, "turn {turn}");
@@ -197,7 +198,8 @@ fn recording_allows_what_libraries_do_meanwhile() {
             assert_eq!(opened.is_ok(), strict == 0, "{opened:?}");
             Work::Launch(launch)
         });
-        let recorded = device.record(&program, &[key], &env, false, work);
+        let run = Run { key: &[key], env: &env, checked: false, after: None, early: false };
+        let recorded = device.record(&program, &run, work);
         assert_eq!(recorded.is_ok(), strict == 0, "{recorded:?}");
         assert_eq!(device.replay(&program, &[key]), Ok(strict == 0));
         assert_eq!(floats(&device, &y), [if key == 1 || key == 3 { 5.0 } else { 0.0 }; 64]);

@@ -6,126 +6,21 @@ mod products;
 
 use std::sync::Arc;
 
-use common::{Case, Choices, TARGET, compare};
-use products::{matmul, numbers, small_integers, strided, typed};
-use slabwise_cuda::cache::Cache;
-use slabwise_cuda::cublaslt::Algorithm;
-use slabwise_cuda::driver::{DriverError, properties};
-use slabwise_cuda::fake::FakeDriver;
-use slabwise_cuda::{
-    Choice, Device, Launch, Limits, LoadError, Lowered, Picks, Target, Tuner, candidates, lower, lower_as, workspace_bytes,
+use common::{Case, Choices, TARGET};
+use products::library::{
+    LIMITS, algorithm, by, check, computed, installed, of_library, on_device, on_small_integers, op, picks_in, target, tuner, with,
 };
+use products::{matmul, numbers, strided, typed};
+use slabwise_cuda::cache::Cache;
+use slabwise_cuda::fake::FakeDriver;
+use slabwise_cuda::{Choice, Device, Picks, Target, Tuner, candidates, lower, lower_as};
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::memory::Region;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store};
+use slabwise_kernels::spec::{Body, Inst, Spec};
 
-const LIMITS: Limits = Limits { fraction: 0.75, bytes_max: None, preallocate: false };
 const NOT_SUPPORTED: i32 = 15;
 const INTERNAL_ERROR: i32 = 14;
-
-/// An algorithm of the library's as its source says: a mark, its number, how parts are added, how many there are.
-fn algorithm(id: u64, workspace: u64) -> Algorithm {
-    let (scheme, parts) = if id == 23 { (2, 3) } else { (0, 1) };
-    Algorithm { words: [0x51ab, id, scheme, parts, 0, 0, 0, 0], workspace }
-}
-
-/// The driver with a library.
-fn installed() -> Option<FakeDriver> {
-    let driver = FakeDriver::install()?;
-    driver.set("library", 1);
-    // A run of a kernel is longer than a sample.
-    driver.cost("", 1_000_000);
-    Some(driver)
-}
-
-/// The target of the driver's device.
-fn target() -> Target {
-    properties(0).expect("there is a device").target
-}
-
-fn put(device: &mut Device, bytes: &[u8]) -> Region {
-    let region = device.reserve(bytes.len() as u64).expect("there is room");
-    device.write(&region, bytes).expect("it is written");
-    region
-}
-
-/// The arguments of each case after its run on the device, all loaded as one program.
-fn on_device(runs: &[(&Case, &Lowered)]) -> Vec<Result<Vec<Vec<u8>>, DriverError>> {
-    let mut device = Device::open(0, LIMITS).expect("it is there");
-    let lowered: Vec<&Lowered> = runs.iter().map(|(_, lowered)| *lowered).collect();
-    let program = match device.load(&lowered) {
-        Err(LoadError::Driver(e)) => return vec![Err(e); runs.len()],
-        loaded => loaded.unwrap_or_else(|e| panic!("{e}")),
-    };
-    let run = |(step, (case, lowered)): (usize, &(&Case, &Lowered))| {
-        let arguments: Vec<Region> = case.args.iter().map(|bytes| put(&mut device, bytes)).collect();
-        let workspace = put(&mut device, &vec![0xff; workspace_bytes(lowered) as usize]);
-        device.launch(&program, &case.env, &Launch { step, kernel: lowered, arguments: &arguments, workspace })?;
-        let read = |region: &Region| {
-            let mut bytes = vec![0; region.bytes as usize];
-            device.read(region, &mut bytes).map(|()| bytes)
-        };
-        arguments.iter().map(read).collect()
-    };
-    runs.iter().enumerate().map(run).collect()
-}
-
-/// Cases of specs, with what goes beside each, whose sums have no rounding.
-fn on_small_integers<T>(specs: impl IntoIterator<Item = (&'static str, Spec, T)>, seed: u32) -> Vec<(Case, T)> {
-    let mut choices = Choices::new(seed);
-    let case = |(name, spec, beside)| {
-        let mut case = Case::new(name, spec, &mut choices);
-        case.target = target();
-        small_integers(&mut case, &mut choices);
-        (case, beside)
-    };
-    specs.into_iter().map(case).collect()
-}
-
-/// A product with an epilogue: `code` after the sum, operands after the result.
-fn with(mut spec: Spec, operands: Vec<Operand>, code: Vec<Inst>) -> Spec {
-    spec.operands.extend(operands);
-    spec.code.extend(code);
-    spec.stores = vec![Store { value: spec.code.len() as u16 - 1, operand: 0 }];
-    spec
-}
-
-fn op(op: ScalarOp, a: u16, b: u16) -> Inst {
-    Inst::Op(op, [a, b, 0])
-}
-
-/// A case by an algorithm of the library's.
-fn of_library(case: &Case, algorithm: Algorithm) -> Lowered {
-    let lowered = lower_as(&case.spec, &case.bounds, &case.target, &Choice::Library(algorithm)).expect("it has a source");
-    assert!(lowered.library().is_some_and(|name| name.starts_with("cuBLASLt")), "{} is not the library's", case.name);
-    lowered
-}
-
-/// The arguments of each case after each of the library's algorithms. Fails unless it writes the result itself where that is said.
-fn computed(cases: &[(Case, bool)], algorithms: &[Algorithm]) -> Vec<Vec<Vec<u8>>> {
-    let mut lowered = Vec::new();
-    for (case, direct) in cases {
-        for &algorithm in algorithms {
-            lowered.push((case, of_library(case, algorithm)));
-            assert_eq!(lowered.last().is_some_and(|(_, l)| l.functions.is_empty()), *direct, "{}", case.name);
-        }
-    }
-    let runs: Vec<(&Case, &Lowered)> = lowered.iter().map(|(case, lowered)| (*case, lowered)).collect();
-    let done = on_device(&runs).into_iter().zip(&runs);
-    done.map(|(done, (case, _))| done.unwrap_or_else(|e| panic!("{}: {e}", case.name))).collect()
-}
-
-/// Fails unless the library's algorithms give for each case what the CPU does, within the tolerance.
-fn check(cases: &[(Case, bool)], algorithms: &[Algorithm], tolerance: f32) {
-    for ((case, _), results) in cases.iter().zip(computed(cases, algorithms).chunks(algorithms.len())) {
-        let (expected, _) = case.on_cpu();
-        for (got, algorithm) in results.iter().zip(algorithms) {
-            compare(case, &format!("{}, {algorithm:?}", case.name), got, &expected, tolerance);
-        }
-    }
-}
 
 fn is_of_library(case: &Case) -> bool {
     let lowered = lower_as(&case.spec, &case.bounds, &case.target, &Choice::Library(algorithm(21, 0))).expect("it has a source");
@@ -182,7 +77,7 @@ fn the_library_multiplies_every_layout_and_what_it_cannot_say_follows() {
     ];
     let cases = on_small_integers(specs, 1);
     let multiplied = driver.get("products");
-    check(&cases, &[algorithm(21, 1 << 20), algorithm(23, 1 << 20)], 1e-6);
+    check(&cases, &[by(21, 1 << 20), by(23, 1 << 20)], 1e-6);
     assert_eq!(driver.get("products") - multiplied, 2 * cases.len() as i64);
 }
 
@@ -204,7 +99,7 @@ fn halves_are_summed_in_single_precision_and_rounded_as_they_are_stored() {
         ("rounded to others", rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundF16), false),
     ];
     let cases = on_small_integers(specs, 5);
-    for ((case, _), got) in cases.iter().zip(computed(&cases, &[algorithm(21, 0)])) {
+    for ((case, _), got) in cases.iter().zip(computed(&cases, &[by(21, 0)])) {
         let [a, b, c] = [0, 1, 2].map(|at| numbers(case.spec.arguments()[at].0.dtype, &got[at]));
         for (i, x) in c.iter().enumerate() {
             // Sums of so small numbers are numbers of every type.
@@ -235,7 +130,7 @@ fn what_is_no_product_of_two_matrices_stays_ours() {
     // A kernel that must look first whether something went wrong looks after the library.
     let mut case = Case::new("guarded", matmul(&[8, 8], 8, strided(0, &[8, 1]), strided(0, &[8, 1])), &mut choices);
     case.target = Target { guarded: true, ..target() };
-    check(&[(case, false)], &[algorithm(21, 0)], 1e-6);
+    check(&[(case, false)], &[by(21, 0)], 1e-6);
 }
 
 /// A batch of up to 12 rows, forward (`b × 8 · 8 × 6`) or the gradient of its weight (`8 × b · b × 6`), where nothing may be left
@@ -264,9 +159,9 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
             list.push((case, direct));
         }
     }
-    check(&list, &[algorithm(21, 1 << 20), algorithm(23, 1 << 20)], 1e-5);
+    check(&list, &[by(21, 1 << 20), by(23, 1 << 20)], 1e-5);
     // What the library refuses for the sizes of a run is known before the run begins.
-    let lowered = of_library(&list[1].0, algorithm(23, 0));
+    let lowered = of_library(&list[1].0, &by(23, 0));
     let device = Device::open(0, LIMITS).expect("it is there");
     let done = driver.get("products");
     driver.fail("cublasLtMatmulAlgoGetHeuristic", 0, INTERNAL_ERROR);
@@ -277,7 +172,7 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
     // An algorithm that does not do for smaller sizes gives way to one that does.
     let asked = driver.get("heuristics");
     driver.fail("cublasLtMatmulAlgoCheck", 0, NOT_SUPPORTED);
-    check(&list[1..2], &[algorithm(23, 1 << 20)], 1e-5);
+    check(&list[1..2], &[by(23, 1 << 20)], 1e-5);
     assert_eq!(driver.get("heuristics"), asked + 1);
 }
 
@@ -287,7 +182,7 @@ fn a_library_that_fails_says_how_to_do_without() {
     let mut choices = Choices::new(4);
     let mut case = Case::new("product", matmul(&[8, 8], 8, strided(0, &[8, 1]), strided(0, &[8, 1])), &mut choices);
     case.target = target();
-    let lowered = of_library(&case, algorithm(21, 0));
+    let lowered = of_library(&case, &by(21, 0));
     let run = || on_device(&[(&case, &lowered)]).remove(0);
     driver.fail("cublasLtMatmul", 0, 13);
     let error = run().expect_err("it was told to fail").to_string();
@@ -305,14 +200,6 @@ fn product() -> Spec {
 /// Another, for the same kernels.
 fn other_product() -> Spec {
     matmul(&[48, 48], 64, strided(0, &[64, 1]), strided(0, &[48, 1]))
-}
-
-fn tuner(picks: Arc<Picks>) -> Tuner {
-    Tuner { ordinal: 0, limits: LIMITS, room: None, worth: 48 * 40 * 64, picks }
-}
-
-fn picks_in(folder: &tempfile::TempDir) -> Arc<Picks> {
-    Picks::at(Cache::at(folder.path().join("cache")).expect("a private folder"))
 }
 
 /// The one choice for a spec.

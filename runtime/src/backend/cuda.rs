@@ -15,7 +15,7 @@ use slabwise_planner::Bytes;
 use super::{Kernel, Resources, scratch};
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, MemoryInfo, Policy, Range};
-use crate::settings::{AUTOTUNE, BRANCHES, EARLY_LAUNCH, GRAPHS, switch};
+use crate::settings::{AUTOTUNE, BRANCHES, CUDNN, EARLY_LAUNCH, GRAPHS, switch};
 
 /// A kernel that looks for indices out of range.
 #[derive(Clone, Debug)]
@@ -78,6 +78,8 @@ pub(crate) struct Gpu {
     ordinal: u32,
     /// Whether products are timed.
     tunes: bool,
+    /// Whether cuDNN is asked for convolutions.
+    cudnn: bool,
     /// The sizes of the last run, which lie on the device.
     pub published: Option<Env>,
     /// Whether inputs are being put in place.
@@ -90,10 +92,10 @@ impl Gpu {
         let device = Device::open(ordinal, limits(config)?).map_err(|e| Error::Device { device: name.clone(), why: e.to_string() })?;
         check_pages(&device, &name, config)?;
         let (graphs, overlap) = (switch(GRAPHS)?, Overlap { branches: switch(BRANCHES)?, launches: switch(EARLY_LAUNCH)? });
-        let tunes = switch(AUTOTUNE)?;
+        let (tunes, cudnn) = (switch(AUTOTUNE)?, switch(CUDNN)?);
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
         let (saved, untold) = (Mutex::default(), Mutex::default());
-        Ok(Gpu { device, name, running, saved, untold, graphs, overlap, ordinal, tunes, published: None, placing: false })
+        Ok(Gpu { device, name, running, saved, untold, graphs, overlap, ordinal, tunes, cudnn, published: None, placing: false })
     }
 
     /// Limits of the device's memory, unless some of it is in use already.
@@ -113,8 +115,8 @@ impl Gpu {
 
     /// Who times products, if they are timed, in at most so many bytes.
     pub fn tuner(&self, room: Option<u64>) -> Option<Tuner> {
-        let (ordinal, limits) = (self.ordinal, *self.device.limits());
-        let tuner = || Tuner { ordinal, limits, room, worth: slabwise_cuda::WORTH, picks: Picks::of_process() };
+        let (ordinal, limits, cudnn) = (self.ordinal, *self.device.limits(), self.cudnn);
+        let tuner = || Tuner { ordinal, limits, room, worth: slabwise_cuda::WORTH, cudnn, picks: Picks::of_process() };
         self.tunes.then(tuner)
     }
 
@@ -394,8 +396,8 @@ impl Gpu {
                 Recorded::Finish(copy) => work.push(Work::Finish(*copy)),
             }
         }
-        let run = Run { key, env, checked: !loaded.checks.is_empty(), work: &work, after: loaded.after.as_deref() };
-        let recorded = self.device.record(&loaded.program, &run, self.overlap.launches);
+        let run = Run { key, env, checked: !loaded.checks.is_empty(), after: loaded.after.as_deref(), early: self.overlap.launches };
+        let recorded = self.device.record(&loaded.program, &run, work.into_iter());
         recorded.map_err(|e| self.error(e))
     }
 

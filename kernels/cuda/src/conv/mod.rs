@@ -6,6 +6,8 @@
 //! the position by the stride: every residue meets its own kernel elements, so that none is multiplied by a zero
 //! in between (Dumoulin and Visin, *A guide to convolution arithmetic*, 2016, call these the zeros of a fractional stride).
 
+pub(crate) mod library;
+
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Conv2d, ConvKind, Operand, Spec};
@@ -33,6 +35,40 @@ pub fn problems(spec: &Spec, body: &Conv2d, bounds: &Env) -> Result<(Vec<Problem
     let problems: Vec<Problem> = problems.into_iter().map(|p| p.oriented(spec)).collect();
     let direct = problems.iter().map(window).collect();
     Ok((problems, direct))
+}
+
+/// A convolution whose kernel has one element, as one product over all images, and as one product for each image: of a gradient of the
+/// weight, which is the sum of these, the contracted side has one axis less then. `None` where positions of the image and of the result
+/// are not the same.
+pub fn pointwise(spec: &Spec, body: &Conv2d, bounds: &Env) -> Option<[Problem; 2]> {
+    let Conv2d { kind, k, stride, pad, hw, ohw, .. } = body;
+    if body.prologue.is_some() || [*k, *stride] != [[1; 2]; 2] || *pad != [0; 2] || hw != ohw {
+        return None;
+    }
+    let conv = Conv::new(spec, body, bounds).ok()?;
+    let mut whole = match kind {
+        ConvKind::Forward => conv.forward().ok()?,
+        ConvKind::InputGrad => conv.input_grad().ok()?.pop()?,
+        ConvKind::WeightGrad => conv.weight_grad().ok()?,
+    };
+    for matrix in [&mut whole.left, &mut whole.right] {
+        // No position lies outside.
+        matrix.window = None;
+        matrix.offset.truncate(1);
+    }
+    let mut apart = whole.clone();
+    if *kind == ConvKind::WeightGrad {
+        apart.deep.remove(0);
+        apart.batch.insert(0, Axis::whole(body.n, 0));
+        for matrix in [&mut apart.left, &mut apart.right] {
+            matrix.batch.insert(0, matrix.deep.remove(0));
+        }
+    } else {
+        apart.batch.insert(0, apart.columns.remove(0));
+        apart.left.batch.insert(0, Size::ZERO);
+        apart.right.batch.insert(0, apart.right.free.remove(0));
+    }
+    Some([whole, apart])
 }
 
 /// The kernel for a problem that sums over few elements of a window and no channels.

@@ -17,11 +17,13 @@ use slabwise_kernels::spec::{Body, Inst, Operand, Spec, ValueId};
 use super::emit;
 use super::problem::{Axis, Count, Matrix, Problem, merged};
 use super::tiles::Elem;
+use crate::conv;
 use crate::cublaslt::{self, Addresses, Algorithm, Layout};
-use crate::lower::{Dispatch, Lowered, Target};
+use crate::libraries::{Library, LibraryError};
+use crate::lower::{ByLibrary, Dispatch, Lowered, Target};
 
 /// What addresses of arguments are multiples of, bytes.
-const ALIGN: u64 = 16;
+pub(crate) const ALIGN: u64 = 16;
 
 /// Most bytes of workspace for one product, whatever it touches itself.
 const WORKSPACE_MAX: u64 = 32 << 20;
@@ -62,6 +64,19 @@ pub struct Product {
     algorithm: Option<Algorithm>,
     /// Bytes of the workspace that sums take before a kernel of ours takes them; the library's own come behind.
     sums: u64,
+    /// What that kernel does, of what is multiplied.
+    form: Arc<Form>,
+}
+
+/// How products of matrices make up what a spec computes.
+#[derive(Clone, Debug)]
+struct Form {
+    /// What is multiplied.
+    multiplied: Problem,
+    /// What the spec computes: the same, or the sum of those products.
+    problem: Problem,
+    /// How many products are added for each of the results, if they are.
+    parts: Option<Count>,
 }
 
 /// A product for the sizes of a run.
@@ -78,7 +93,11 @@ pub(crate) enum Call {
 impl Product {
     /// The spec's product as the library could compute it; `None` if it could not.
     pub fn of(spec: &Spec, bounds: &Env, target: &Target) -> Option<Product> {
-        let problem = problem(spec)?;
+        forms(spec, bounds).into_iter().find_map(|form| Product::as_form(form, spec, bounds, target))
+    }
+
+    fn as_form(form: Form, spec: &Spec, bounds: &Env, target: &Target) -> Option<Product> {
+        let problem = &form.multiplied;
         let of = |axes: &[Axis]| axes.iter().map(|a| a.count).collect::<Vec<_>>();
         let (rows, columns, batch) = (of(&problem.rows), of(&problem.columns), of(&problem.batch));
         let single = |counts: &[Count], strides: &[Size]| match merged(counts.iter().copied(), strides)[..] {
@@ -112,12 +131,17 @@ impl Product {
             return None;
         }
         let sides = [&rows[..], &columns[..], &batch[..]];
-        let result = direct(spec, &problem, sides, left.dtype, sizes).filter(|_| !target.guarded).unwrap_or(Destination::Workspace);
+        let ours = target.guarded || form.parts.is_some();
+        let result = direct(spec, problem, sides, left.dtype, sizes).filter(|_| !ours).unwrap_or(Destination::Workspace);
         let sums = match result {
             Destination::Argument { .. } => 0,
             Destination::Workspace => (4 * (m * n * p) as u64).next_multiple_of(256),
         };
-        let product = Product { left, right, result, sizes, tf32: target.tf32, algorithm: None, sums };
+        if form.parts.is_some() && sums > WORKSPACE_MAX {
+            return None;
+        }
+        let form = Arc::new(form);
+        let product = Product { left, right, result, sizes, tf32: target.tf32, algorithm: None, sums, form };
         // Steps from row to row that are known to fit: longer than a row, and forwards.
         let fits = |l: &Layout| l.stride >= l.rows && l.apart >= 0;
         let described = product.described(bounds);
@@ -159,7 +183,7 @@ impl Product {
     }
 
     /// What is to be done for the sizes of a run.
-    pub(crate) fn call(&self, env: &Env, library: &cublaslt::Handle) -> Result<Call, cublaslt::LibraryError> {
+    pub(crate) fn call(&self, env: &Env, library: &cublaslt::Handle) -> Result<Call, LibraryError> {
         let [rows, columns, deep, products] = self.sizes.map(|count| count.at(env));
         if rows == 0 || columns == 0 || products == 0 {
             return Ok(Call::Nothing);
@@ -182,7 +206,8 @@ impl Product {
             }
         }
         let found = library.algorithms(&described, planned, 1)?;
-        let none = || cublaslt::LibraryError::Failed {
+        let none = || LibraryError::Failed {
+            library: Library::CublasLt,
             call: "cublasLtMatmulAlgoGetHeuristic",
             status: format!("no way to multiply {rows} × {deep} by {deep} × {columns} within {planned} bytes"),
         };
@@ -218,14 +243,14 @@ impl Product {
         let mut lowered = match self.result {
             Destination::Argument { .. } => Lowered::new(Vec::new(), workspace, |_| Vec::new()),
             Destination::Workspace => {
-                let problem = problem(spec).ok_or_else(|| SpecError("not a matrix product".into()))?;
-                let rest = emit::sum_of_parts(spec, &problem, bounds, target, Arc::new(|_| 1))?;
+                let parts = self.form.parts.unwrap_or(Count::fixed(1));
+                let rest = emit::sum_of_parts(spec, &self.form.problem, bounds, target, Arc::new(move |env| parts.at(env)))?;
                 let dispatch = rest.dispatch;
                 let launches = move |env: &Env| -> Vec<Dispatch> { vec![dispatch(env)] };
                 Lowered::new(vec![rest.function], workspace, launches)
             }
         };
-        lowered.product = Some(Box::new(self));
+        lowered.by_library = Some(Box::new(ByLibrary::Product(self)));
         Ok(lowered)
     }
 }
@@ -243,16 +268,30 @@ impl Stored {
     }
 }
 
-/// The product of a spec, if it is one of matrices.
-fn problem(spec: &Spec) -> Option<Problem> {
-    let Body::Matmul(body) = &spec.body else { return None };
-    Some(Problem::matmul(spec, body).ok()?.oriented(spec))
+/// The products of matrices that a spec may be, the one that needs the fewest first: a matrix product, or a convolution whose kernel
+/// has one element. A convolution is one product where its images lie by channels last, and else one for each image.
+fn forms(spec: &Spec, bounds: &Env) -> Vec<Form> {
+    let (whole, of_images) = match &spec.body {
+        Body::Matmul(body) => (Problem::matmul(spec, body).ok(), None),
+        Body::Conv2d(body) => conv::pointwise(spec, body, bounds).map_or((None, None), |[whole, of_images]| (Some(whole), Some(of_images))),
+        _ => (None, None),
+    };
+    let Some(whole) = whole.map(|problem| problem.oriented(spec)) else { return Vec::new() };
+    let apart = of_images.map(|of_images| {
+        let multiplied = of_images.oriented(spec);
+        match multiplied.deep.len() == whole.deep.len() {
+            true => Form { problem: multiplied.clone(), multiplied, parts: None },
+            false => Form { multiplied, problem: whole.clone(), parts: Some(whole.deep[0]) },
+        }
+    });
+    let form = Form { multiplied: whole.clone(), problem: whole, parts: None };
+    std::iter::once(form).chain(apart).collect()
 }
 
 /// What a value is of the sums: their multiple, and what is added to them.
 #[derive(Clone, Copy)]
-struct Linear {
-    alpha: f32,
+pub(crate) struct Linear {
+    pub alpha: f32,
     added: Option<u16>,
     bias: Option<u16>,
 }
@@ -309,14 +348,14 @@ fn direct(
 }
 
 /// Whether the operand that is stored to is loaded, other than to be added as it is.
-fn store_is_read(spec: &Spec, stored: u16, added: Option<u16>) -> bool {
+pub(crate) fn store_is_read(spec: &Spec, stored: u16, added: Option<u16>) -> bool {
     let loaded = spec.code.iter().any(|inst| matches!(inst, Inst::Load(k) if *k == stored));
     loaded && added != Some(stored)
 }
 
 /// The stored value in terms of the sums. `kind` says of an operand whether it has a number for each point (`true`) or for each
 /// column.
-fn linear(spec: &Spec, value: ValueId, stored: DType, kind: &dyn Fn(&Operand) -> Option<bool>) -> Option<Linear> {
+pub(crate) fn linear(spec: &Spec, value: ValueId, stored: DType, kind: &dyn Fn(&Operand) -> Option<bool>) -> Option<Linear> {
     let at = |v: ValueId| &spec.code[usize::from(v)];
     match *at(value) {
         Inst::Acc => Some(Linear { alpha: 1.0, added: None, bias: None }),

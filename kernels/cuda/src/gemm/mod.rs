@@ -6,7 +6,7 @@
 //! sizes give the same bits on every run. The CUDA side stands in `sides.cuh` (indices to elements), `tiles.cuh` (to shared
 //! memory and through it), `registers.cuh` and `tensor.cuh` (the multiplications), `vectors.cuh` (few rows or columns).
 
-mod emit;
+pub(crate) mod emit;
 pub(crate) mod library;
 pub(crate) mod plan;
 pub(crate) mod problem;

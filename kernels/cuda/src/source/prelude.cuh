@@ -17,12 +17,11 @@ struct alignas(sizeof(T) * N) Vec {
     T v[N];
 };
 
-/// Where kernels are launched before those end that they wait for: waits for them, and lets the next be launched. Nothing of memory
-/// is read before. Without such a launch it does nothing.
+/// Where kernels are launched before those end that they wait for: waits for them, before anything of memory
+/// is read. Without such a launch it does nothing.
 SLABWISE_INLINE void wait_for_earlier_kernels() {
 #if !defined(SLABWISE_EMULATED) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

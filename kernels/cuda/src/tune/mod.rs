@@ -1,7 +1,7 @@
 //! Which kernel computes a product: the fastest of a few, by the clock.
 //!
-//! The candidates are the first of those that the model of [`crate::gemm`] ranks, and what cuBLASLt would take for the same product,
-//! where it is found. Each is run on the device at the sizes of the bounds, in scratch memory that is given back before anything
+//! The candidates are the first of those that the model of [`crate::gemm`] ranks, and what cuBLASLt and cuDNN would take for the same
+//! product or convolution, where they are found. Each is run on the device at the sizes of the bounds, in scratch memory that is given back before anything
 //! else is taken; its time is the median of a few recorded runs. An earlier candidate is kept unless a later one is clearly
 //! faster, so ties and noise go to the model's choice.
 //!
@@ -18,14 +18,17 @@ use std::sync::Arc;
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::Spec;
+use slabwise_kernels::spec::{Body, Spec};
 
 pub use picks::Picks;
 
+use crate::conv::library::Convolution;
 use crate::cublaslt::{self, Algorithm};
+use crate::cudnn;
 use crate::driver::{self, DriverError, Properties};
 use crate::gemm;
 use crate::gemm::library::Product;
+use crate::libraries::LibraryError;
 use crate::lower::{Lowered, Target};
 use crate::nvrtc;
 use crate::source::{PRELUDE, lower};
@@ -35,7 +38,7 @@ use trial::{Bench, Trial};
 /// Most of our own kernels that are timed for one product: each has to be compiled.
 const OWN_MAX: usize = 4;
 
-/// Most of cuBLASLt's.
+/// Most of each library's.
 const LIBRARY_MAX: usize = 3;
 
 /// Products of fewer multiplications are not worth being timed: whatever computes them takes as long as its launch.
@@ -54,6 +57,8 @@ pub enum Choice {
     Own(String),
     /// By cuBLASLt.
     Library(Algorithm),
+    /// By cuDNN.
+    Cudnn(cudnn::Algorithm),
 }
 
 /// Source for a spec by a choice; for what the choice does not fit, as [`crate::lower`] does.
@@ -66,6 +71,10 @@ pub fn lower_as(spec: &Spec, bounds: &Env, target: &Target, choice: &Choice) -> 
         Choice::Own(name) => Ok(gemm::named(spec, bounds, target, name)?.lowered),
         Choice::Library(algorithm) => match Product::of(spec, bounds, target) {
             Some(product) => product.by(*algorithm).lower(spec, bounds, target),
+            None => lower(spec, bounds, target),
+        },
+        Choice::Cudnn(algorithm) => match Convolution::of(spec, bounds, target) {
+            Some(convolution) => convolution.by(*algorithm).lower(spec, bounds, target),
             None => lower(spec, bounds, target),
         },
     }
@@ -82,6 +91,8 @@ pub struct Tuner {
     pub room: Option<u64>,
     /// Products of fewer multiplications are not timed.
     pub worth: i64,
+    /// Whether cuDNN is asked for convolutions.
+    pub cudnn: bool,
     /// What has been picked before.
     pub picks: Arc<Picks>,
 }
@@ -105,7 +116,7 @@ impl Tuner {
         let Properties { name, total_bytes, .. } = properties;
         let device = format!("{name}, {total_bytes} bytes, {}, {}", versions(), env!("CARGO_PKG_VERSION"));
         let mut open = Vec::new();
-        for group in groups(wanted, bounds, self.worth, &device) {
+        for group in groups(wanted, bounds, self.worth, &device, self.cudnn) {
             match self.picks.known(&group.key) {
                 Some(choice) => group.take(&choice, &mut choices),
                 None => open.push(group),
@@ -139,24 +150,32 @@ impl Tuner {
             let mut trial = Trial::new(group.specs[0].0.clone(), *bounds);
             // A library's kernel that is taken over is run once all the same: then it is loaded before a graph is recorded.
             let known = match kept {
-                Some(Choice::Library(algorithm)) => group.fitting(&[algorithm], bounds, bench).unwrap_or_default(),
-                _ => Vec::new(),
+                Some(choice) => group.fitting(&choice, bounds, bench).unwrap_or_default(),
+                None => None,
             };
-            trial.timed = known.is_empty();
-            let algorithms = if trial.timed {
+            trial.timed = known.is_none();
+            let others = if trial.timed {
                 for name in group.own.iter().take(OWN_MAX) {
                     trial.add(Choice::Own(name.clone()), gemm::named(trial.spec(), bounds, &group.specs[0].1, name)?.lowered);
                 }
-                group.offered(bounds, bench).unwrap_or_else(|e| {
-                    log::info!("{e}");
-                    trial.lasting = matches!(e, cublaslt::LibraryError::Missing(_));
-                    Vec::new()
-                })
+                let by_cudnn = self.cudnn.then(|| group.offered_by_cudnn(bounds, bench));
+                let offered = std::iter::once(group.offered_by_cublaslt(bounds, bench)).chain(by_cudnn);
+                let mut list = Vec::new();
+                for offered in offered {
+                    match offered {
+                        Ok(choices) => list.extend(choices),
+                        Err(e @ LibraryError::Missing(_)) => log::info!("{e}"),
+                        Err(e) => {
+                            log::error!("{e}; products are computed without it");
+                            trial.lasting = false;
+                        }
+                    }
+                }
+                list
             } else {
-                known
+                known.into_iter().collect()
             };
-            for algorithm in algorithms {
-                let choice = Choice::Library(algorithm);
+            for choice in others {
                 let lowered = lower_as(trial.spec(), bounds, &group.specs[0].1, &choice)?;
                 trial.add(choice, lowered);
             }
@@ -206,8 +225,14 @@ fn versions() -> String {
     format!("driver {:?}, NVRTC {:?}, cuBLASLt {library}", driver::start().ok(), nvrtc::version().ok())
 }
 
+/// What of cuDNN times of convolutions depend on.
+fn version_of_cudnn(asked: bool) -> String {
+    let found = || cudnn::version().map_or_else(|_| "none".into(), |v| v.to_string());
+    if asked { format!("cuDNN {}", found()) } else { "without cuDNN".into() }
+}
+
 /// The specs by their products, those that are not worth it and those without a choice left out.
-fn groups<'a>(wanted: &[(&'a Spec, Target)], bounds: &Env, worth: i64, device: &str) -> Vec<Group<'a>> {
+fn groups<'a>(wanted: &[(&'a Spec, Target)], bounds: &Env, worth: i64, device: &str, cudnn: bool) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for (at, &(spec, target)) in wanted.iter().enumerate() {
         if gemm::multiplications(spec, bounds) < worth {
@@ -229,7 +254,9 @@ fn groups<'a>(wanted: &[(&'a Spec, Target)], bounds: &Env, worth: i64, device: &
     groups.retain(|group| !group.own.is_empty());
     for group in &mut groups {
         let text = format!("{:?} {:?} {:?}", group.specs, group.own, bounds);
-        group.key = crate::cache::hash(&[device, PRELUDE, &text]);
+        // Whoever has no convolutions does without the library, which takes a while to load.
+        let more = if matches!(group.specs[0].0.body, Body::Conv2d(_)) { version_of_cudnn(cudnn) } else { String::new() };
+        group.key = crate::cache::hash(&[device, PRELUDE, &text, &more]);
     }
     groups
 }
@@ -241,26 +268,50 @@ impl Group<'_> {
     }
 
     /// What cuBLASLt offers for all members.
-    fn offered(&self, bounds: &Env, bench: &Bench) -> Result<Vec<Algorithm>, cublaslt::LibraryError> {
+    fn offered_by_cublaslt(&self, bounds: &Env, bench: &Bench) -> Result<Vec<Choice>, LibraryError> {
         let (spec, target) = &self.specs[0];
         let Some(product) = Product::of(spec, bounds, target) else { return Ok(Vec::new()) };
-        let library = bench.library()?;
-        let found = library.algorithms(&product.described(bounds), product.workspace_max(bounds), LIBRARY_MAX)?;
-        self.fitting(&found, bounds, bench)
+        let found = bench.cublaslt()?.algorithms(&product.described(bounds), product.workspace_max(bounds), LIBRARY_MAX)?;
+        self.all_fitting(found.into_iter().map(Choice::Library), bounds, bench)
     }
 
-    /// Those of cuBLASLt's kernels that compute the products of all members, each with the largest workspace that it needs.
-    fn fitting(&self, algorithms: &[Algorithm], bounds: &Env, bench: &Bench) -> Result<Vec<Algorithm>, cublaslt::LibraryError> {
-        let library = bench.library()?;
-        let fits = |algorithm: &Algorithm| {
-            self.specs.iter().try_fold(*algorithm, |most: Algorithm, (spec, target)| {
-                let product = Product::of(spec, bounds, target)?;
-                let one = library.checked(&product.described(bounds), algorithm).ok()?;
-                let workspace = most.workspace.max(one.workspace);
-                (workspace <= product.workspace_max(bounds)).then_some(Algorithm { workspace, ..most })
-            })
-        };
-        Ok(algorithms.iter().filter_map(fits).collect())
+    /// What cuDNN offers for all members.
+    fn offered_by_cudnn(&self, bounds: &Env, bench: &Bench) -> Result<Vec<Choice>, LibraryError> {
+        let (spec, target) = &self.specs[0];
+        let Some(convolution) = Convolution::of(spec, bounds, target) else { return Ok(Vec::new()) };
+        let Some(described) = convolution.described(bounds) else { return Ok(Vec::new()) };
+        let found = bench.cudnn()?.algorithms(&described, convolution.workspace_max(bounds), LIBRARY_MAX)?;
+        self.all_fitting(found.into_iter().map(Choice::Cudnn), bounds, bench)
+    }
+
+    fn all_fitting(&self, choices: impl Iterator<Item = Choice>, bounds: &Env, bench: &Bench) -> Result<Vec<Choice>, LibraryError> {
+        choices.filter_map(|choice| self.fitting(&choice, bounds, bench).transpose()).collect()
+    }
+
+    /// A library's kernel with the largest workspace that it needs, if it computes the products of all members.
+    fn fitting(&self, choice: &Choice, bounds: &Env, bench: &Bench) -> Result<Option<Choice>, LibraryError> {
+        let mut specs = self.specs.iter();
+        Ok(match *choice {
+            Choice::Ranked | Choice::Own(_) => None,
+            Choice::Library(algorithm) => {
+                let library = bench.cublaslt()?;
+                let most = specs.try_fold(algorithm, |most, (spec, target)| {
+                    let product = Product::of(spec, bounds, target)?;
+                    let workspace = most.workspace.max(library.checked(&product.described(bounds), &algorithm).ok()?.workspace);
+                    (workspace <= product.workspace_max(bounds)).then_some(Algorithm { workspace, ..most })
+                });
+                most.map(Choice::Library)
+            }
+            Choice::Cudnn(algorithm) => {
+                let library = bench.cudnn()?;
+                let most = specs.try_fold(algorithm, |most, (spec, target)| {
+                    let convolution = Convolution::of(spec, bounds, target)?;
+                    let workspace = most.workspace.max(library.checked(&convolution.described(bounds)?, &algorithm).ok()?.workspace);
+                    (workspace <= convolution.workspace_max(bounds)).then_some(cudnn::Algorithm { workspace, ..most })
+                });
+                most.map(Choice::Cudnn)
+            }
+        })
     }
 }
 

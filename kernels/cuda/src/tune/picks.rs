@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::Choice;
 use crate::cache::Cache;
 use crate::cublaslt::Algorithm;
+use crate::cudnn;
 
 /// What was picked, by a hash of all that it depends on: the specs, their bounds, the candidates, the device, and the versions of
 /// driver, compiler and library.
@@ -77,6 +78,7 @@ fn encode(choice: &Choice) -> String {
             let words: Vec<String> = words.iter().map(|word| format!("{word:x}")).collect();
             format!("cublaslt {workspace} {}", words.join(" "))
         }
+        Choice::Cudnn(cudnn::Algorithm { number, math, workspace }) => format!("cudnn {workspace} {number} {math}"),
     }
 }
 
@@ -85,6 +87,11 @@ fn decode(line: &[u8]) -> Option<Choice> {
     let line = str::from_utf8(line).ok()?;
     if let Some(name) = line.strip_prefix("own ") {
         return Some(Choice::Own(name.into()));
+    }
+    if let Some(numbers) = line.strip_prefix("cudnn ") {
+        let [workspace, number, math] = numbers.split(' ').collect::<Vec<_>>()[..] else { return None };
+        let (number, math, workspace) = (number.parse().ok()?, math.parse().ok()?, workspace.parse().ok()?);
+        return Some(Choice::Cudnn(cudnn::Algorithm { number, math, workspace }));
     }
     let mut numbers = line.strip_prefix("cublaslt ")?.split(' ');
     let workspace = numbers.next()?.parse().ok()?;
@@ -99,10 +106,22 @@ mod tests {
     #[test]
     fn choices_are_read_back_as_they_were_written_or_not_at_all() {
         let algorithm = Algorithm { words: [u64::MAX, 1, 0, 3, 4, 5, 1 << 63, 7], workspace: 1 << 20 };
-        for choice in [Choice::Own("gemm_64x64 in 3 parts".into()), Choice::Library(algorithm)] {
+        let of_cudnn = cudnn::Algorithm { number: 1, math: 3, workspace: 1 << 33 };
+        for choice in [Choice::Own("gemm_64x64 in 3 parts".into()), Choice::Library(algorithm), Choice::Cudnn(of_cudnn)] {
             assert_eq!(decode(encode(&choice).as_bytes()), Some(choice));
         }
-        for wrong in ["", "own", "ranked", "cublaslt", "cublaslt 1 2 3", "cublaslt x 1 2 3 4 5 6 7 8", "cublaslt 1 1 2 3 4 5 6 7 8 9"] {
+        for wrong in [
+            "",
+            "own",
+            "ranked",
+            "cublaslt",
+            "cublaslt 1 2 3",
+            "cublaslt x 1 2 3 4 5 6 7 8",
+            "cublaslt 1 1 2 3 4 5 6 7 8 9",
+            "cudnn 1 2",
+            "cudnn 1 2 3 4",
+            "cudnn -1 2 3",
+        ] {
             assert_eq!(decode(wrong.as_bytes()), None, "{wrong:?}");
         }
         assert_eq!(decode(b"own \xff"), None);

@@ -7,9 +7,11 @@ use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Access, Dims, Operand, Spec};
 
 use super::{Choice, Error};
-use crate::cublaslt::{Handle, LibraryError};
+use crate::cublaslt;
+use crate::cudnn;
 use crate::device::Device;
 use crate::driver::{Clock, DriverError, Graph};
+use crate::libraries::LibraryError;
 use crate::lower::Lowered;
 use crate::program::{Launch, Program, workspace_bytes};
 use crate::space::{ARENA_ALIGN, Limits};
@@ -59,6 +61,7 @@ impl Trial {
             Choice::Ranked => "ranked first".to_string(),
             Choice::Own(name) => name.clone(),
             Choice::Library(algorithm) => format!("cuBLASLt {}", algorithm.id()),
+            Choice::Cudnn(algorithm) => format!("cuDNN {}", algorithm.number),
         };
         let of = |(at, (choice, _)): (usize, &(Choice, Lowered))| {
             let time = times[at].map_or("not timed".into(), |ms| format!("{:.1} µs", 1e3 * ms));
@@ -83,8 +86,13 @@ impl Bench {
     }
 
     /// cuBLASLt for the device.
-    pub fn library(&self) -> Result<&Handle, LibraryError> {
-        self.device.shared.library().map_err(Clone::clone)
+    pub fn cublaslt(&self) -> Result<&cublaslt::Handle, LibraryError> {
+        self.device.shared.cublaslt()
+    }
+
+    /// cuDNN for the device.
+    pub fn cudnn(&self) -> Result<&cudnn::Handle, LibraryError> {
+        self.device.shared.cudnn()
     }
 
     /// What each candidate of each trial takes, milliseconds; `None` for those that cannot be run, and where there is no memory to
@@ -160,9 +168,9 @@ impl Runs<'_> {
         let mut once = Vec::with_capacity(count);
         for at in 0..count {
             once.push(match self.once(at) {
-                // What cuBLASLt does not do after all is no candidate.
+                // What a library does not do after all is no candidate.
                 Err(DriverError::Library(e)) => {
-                    log::info!("{e}");
+                    log::error!("{e}; others compute the product");
                     None
                 }
                 done => Some(done?),

@@ -1,6 +1,9 @@
 //! Runs the candidates of matrix products and convolutions under the emulator, beside sums in double precision.
 #![allow(dead_code)] // each test binary uses a part of it
 
+pub mod convolution;
+pub mod library;
+
 use std::collections::BTreeSet;
 
 use slabwise_cuda::emulator::Order;

@@ -42,6 +42,7 @@ pub fn run() -> Result<()> {
         ("pool reserve", shown(memory.reserve.map(|r| format!("{r} %")), "SLABWISE_POOL_RESERVE")),
         ("CUDA graphs", switch(settings::GRAPHS)),
         ("autotuning", switch(settings::AUTOTUNE)),
+        ("cuDNN", switch(settings::CUDNN)),
     ];
     let cuda = Device::survey();
     let rows: Vec<(&str, String)> = rows.into_iter().chain(cuda.iter().map(|(name, about)| (name.as_str(), about.clone()))).collect();

@@ -1,0 +1,204 @@
+//! cuDNN's calls, bound to the file that was found: one that it lacks is an error.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use crate::libraries::{Found, Library, LibraryError, Missing};
+
+/// What a call answers; 0 is success.
+pub(super) type Status = c_int;
+
+/// An object of the library's.
+pub(super) type Raw = *mut c_void;
+
+/// How an object is made and given back.
+pub(super) struct Objects {
+    pub create: unsafe extern "C" fn(*mut Raw) -> Status,
+    pub destroy: unsafe extern "C" fn(Raw) -> Status,
+}
+
+/// What the library says of an algorithm for a convolution: `cudnnConvolutionFwdAlgoPerf_t` and the same of both gradients.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Performance {
+    pub algorithm: c_int,
+    pub status: Status,
+    pub milliseconds: f32,
+    pub workspace: usize,
+    pub determinism: c_int,
+    pub math: c_int,
+    reserved: [c_int; 3],
+}
+
+/// The algorithms for two operands, a convolution and a result, at most so many, the best guess first.
+type Heuristics = unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, c_int, *mut c_int, *mut Performance) -> Status;
+
+/// Bytes of workspace of an algorithm for two operands, a convolution and a result.
+type Workspace = unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, c_int, *mut usize) -> Status;
+
+/// The handle, alpha, two operands each with its address, the convolution, an algorithm, a workspace with its bytes, beta, the result
+/// with its address.
+type Run = unsafe extern "C" fn(
+    Raw,
+    *const c_void,
+    Raw,
+    *const c_void,
+    Raw,
+    *const c_void,
+    Raw,
+    c_int,
+    *mut c_void,
+    usize,
+    *const c_void,
+    Raw,
+    *mut c_void,
+) -> Status;
+
+/// The calls for one of the three products that a convolution has, with their names.
+pub(super) struct Kind {
+    pub heuristics: (&'static str, Heuristics),
+    pub workspace: (&'static str, Workspace),
+    pub run: (&'static str, Run),
+}
+
+/// The calls that are made.
+pub(super) struct Calls {
+    version: unsafe extern "C" fn() -> usize,
+    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+    last_error: unsafe extern "C" fn(*mut c_char, usize),
+    pub handle: Objects,
+    pub set_stream: unsafe extern "C" fn(Raw, *mut c_void) -> Status,
+    pub tensor: Objects,
+    pub set_tensor: unsafe extern "C" fn(Raw, c_int, c_int, *const c_int, *const c_int) -> Status,
+    pub filter: Objects,
+    pub set_filter: unsafe extern "C" fn(Raw, c_int, c_int, c_int, *const c_int) -> Status,
+    pub convolution: Objects,
+    pub set_convolution: unsafe extern "C" fn(Raw, c_int, *const c_int, *const c_int, *const c_int, c_int, c_int) -> Status,
+    pub set_groups: unsafe extern "C" fn(Raw, c_int) -> Status,
+    pub set_math: unsafe extern "C" fn(Raw, c_int) -> Status,
+    pub forward: Kind,
+    pub input_grad: Kind,
+    pub weight_grad: Kind,
+}
+
+impl Calls {
+    /// The process's cuDNN, found and bound at the first need of it.
+    pub fn bound() -> Result<&'static Calls, LibraryError> {
+        static BOUND: OnceLock<Result<Calls, LibraryError>> = OnceLock::new();
+        let bind = || {
+            // Parts of cuDNN ask the loader for it by its name.
+            let _ = Library::CublasLt.open();
+            let found = Library::Cudnn.open().map_err(Clone::clone)?;
+            Calls::of(found).map_err(|why| LibraryError::Missing(Missing { library: Library::Cudnn, why }))
+        };
+        BOUND.get_or_init(bind).as_ref().map_err(Clone::clone)
+    }
+
+    fn of(found: &Found) -> Result<Calls, String> {
+        let file = found.file.display();
+        // SAFETY: the library is open already, under this name.
+        let library = unsafe { libloading::Library::new(&found.file) }.map_err(|e| format!(": {file} cannot be opened: {e}"))?;
+        macro_rules! call {
+            ($name:expr) => {
+                // SAFETY: the call is of this type in all versions with this major number.
+                *unsafe { library.get($name.as_bytes()) }.map_err(|e| format!(": {file} lacks a call: {e}"))?
+            };
+        }
+        macro_rules! objects {
+            ($create:literal, $destroy:literal) => {
+                Objects { create: call!($create), destroy: call!($destroy) }
+            };
+        }
+        macro_rules! kind {
+            ($heuristics:literal, $workspace:literal, $run:literal) => {
+                Kind { heuristics: ($heuristics, call!($heuristics)), workspace: ($workspace, call!($workspace)), run: ($run, call!($run)) }
+            };
+        }
+        let calls = Calls {
+            version: call!("cudnnGetVersion"),
+            error_string: call!("cudnnGetErrorString"),
+            last_error: call!("cudnnGetLastErrorString"),
+            handle: objects!("cudnnCreate", "cudnnDestroy"),
+            set_stream: call!("cudnnSetStream"),
+            tensor: objects!("cudnnCreateTensorDescriptor", "cudnnDestroyTensorDescriptor"),
+            set_tensor: call!("cudnnSetTensorNdDescriptor"),
+            filter: objects!("cudnnCreateFilterDescriptor", "cudnnDestroyFilterDescriptor"),
+            set_filter: call!("cudnnSetFilterNdDescriptor"),
+            convolution: objects!("cudnnCreateConvolutionDescriptor", "cudnnDestroyConvolutionDescriptor"),
+            set_convolution: call!("cudnnSetConvolutionNdDescriptor"),
+            set_groups: call!("cudnnSetConvolutionGroupCount"),
+            set_math: call!("cudnnSetConvolutionMathType"),
+            forward: kind!("cudnnGetConvolutionForwardAlgorithm_v7", "cudnnGetConvolutionForwardWorkspaceSize", "cudnnConvolutionForward"),
+            input_grad: kind!(
+                "cudnnGetConvolutionBackwardDataAlgorithm_v7",
+                "cudnnGetConvolutionBackwardDataWorkspaceSize",
+                "cudnnConvolutionBackwardData"
+            ),
+            weight_grad: kind!(
+                "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
+                "cudnnGetConvolutionBackwardFilterWorkspaceSize",
+                "cudnnConvolutionBackwardFilter"
+            ),
+        };
+        // It stays open for the rest of the process.
+        std::mem::forget(library);
+        Ok(calls)
+    }
+
+    /// 92801 for 9.28.1.
+    pub fn version(&self) -> usize {
+        // SAFETY: it may be called at any time.
+        unsafe { (self.version)() }
+    }
+
+    /// The result of a call.
+    pub fn check(&self, call: &'static str, status: Status) -> Result<(), LibraryError> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the call takes any number, and answers with a text of its own that stays.
+        let text = unsafe { (self.error_string)(status) };
+        // SAFETY: as above.
+        let known = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
+        let mut status = known.unwrap_or_else(|| format!("error {status}"));
+        let mut more = [0u8; 512];
+        // SAFETY: there is room for so many bytes, the last of which stays 0.
+        unsafe { (self.last_error)(more.as_mut_ptr().cast(), more.len() - 1) };
+        if let Ok(more) = CStr::from_bytes_until_nul(&more)
+            && !more.is_empty()
+        {
+            status += &format!(" ({})", more.to_string_lossy().trim());
+        }
+        Err(LibraryError::Failed { library: Library::Cudnn, call, status })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::libraries::Place;
+
+    #[test]
+    fn a_library_without_a_call_is_none() {
+        let other = Found { file: "libc.so.6".into(), place: Place::Loader };
+        let why = Calls::of(&other).err().expect("it is no cuDNN");
+        assert!(why.contains("libc.so.6 lacks a call") && why.contains("cudnnGetVersion"), "{why}");
+    }
+
+    /// As the library's header says.
+    #[test]
+    fn an_algorithm_is_described_in_48_bytes() {
+        use std::mem::{offset_of, size_of};
+        let offsets = [
+            offset_of!(Performance, algorithm),
+            offset_of!(Performance, status),
+            offset_of!(Performance, milliseconds),
+            offset_of!(Performance, workspace),
+            offset_of!(Performance, determinism),
+            offset_of!(Performance, math),
+            offset_of!(Performance, reserved),
+            size_of::<Performance>(),
+        ];
+        assert_eq!(offsets, [0, 4, 8, 16, 24, 28, 32, 48]);
+    }
+}
