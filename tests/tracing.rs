@@ -147,7 +147,7 @@ fn optimizers_can_be_written_outside() {
 fn layers_behind_dyn_have_mistakes_in_the_lines_of_the_model() {
     let params = Params::seeded(42);
     let linear = Linear::new(&params.root() / "head", 256, 10);
-    let layers: [(&dyn Module, &str); 2] = [(&linear, "matmul"), (&Sequential::new().then(MaxPool2d::new(2)), "max_pool2d")];
+    let layers: [(&dyn Module, &str); 2] = [(&linear, "matmul"), (&Sequential::new().then(MaxPool2d(2)), "max_pool2d")];
     for (layer, says) in layers {
         for applied in [true, false] {
             let trace = Trace::inference();
