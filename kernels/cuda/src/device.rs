@@ -9,7 +9,7 @@ use crate::arenas::Arena;
 use crate::copies::Ways;
 use crate::cublaslt::{Handle, LibraryError};
 use crate::driver::{self, Context, DriverError, Pinned, Properties, Stream};
-use crate::nvrtc;
+use crate::nvrtc::{self, Architecture};
 use crate::space::{Limits, Space, Usage};
 use crate::staging::Staging;
 
@@ -116,7 +116,12 @@ pub fn usable(ordinal: u32) -> Result<()> {
     if found.0 < needed {
         return Err(DriverError::TooOld { found, needed });
     }
-    nvrtc::architecture(sm)?;
+    if let Architecture::Ptx(older) = nvrtc::architecture(sm)? {
+        let (major, minor) = compiler;
+        log::info!(
+            "NVRTC {major}.{minor} does not know sm_{sm}: it makes PTX for compute_{older}, which the driver compiles at each start"
+        );
+    }
     Ok(())
 }
 

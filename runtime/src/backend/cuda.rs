@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::{Device, Launch, Limits, Lowered, Picks, Program, Tuner, Work};
 use slabwise_kernels::cpu::Fault;
@@ -15,7 +16,7 @@ use slabwise_planner::Bytes;
 use super::{Kernel, Resources, scratch};
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, MemoryInfo, Policy, Range};
-use crate::settings::{AUTOTUNE, GRAPHS, switch};
+use crate::settings::{AUTOTUNE, GRAPHS, switch, threads};
 
 /// A kernel that looks for indices out of range.
 #[derive(Clone, Debug)]
@@ -87,6 +88,9 @@ impl Gpu {
         check_pages(&device, &name, config)?;
         let graphs = switch(GRAPHS)?;
         let tunes = switch(AUTOTUNE)?;
+        if let Some(threads) = threads()? {
+            Compiler::of_process().set_threads(threads);
+        }
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
         let (saved, untold) = (Mutex::default(), Mutex::default());
         Ok(Gpu { device, name, running, saved, untold, graphs, ordinal, tunes, published: None, placing: false })
