@@ -106,18 +106,14 @@ impl Cache {
         Some(cubin)
     }
 
-    /// Keeps code under a key, if that can be, and says whether it is kept. Whoever has kept things calls [`Cache::trim`].
-    pub(crate) fn keep_cubin(&self, key: &str, cubin: &Cubin) -> bool {
+    /// Keeps code under a key, if that can be; after all that is new, [`Cache::trim`] is called.
+    pub(crate) fn keep_cubin(&self, key: &str, cubin: &Cubin) {
         let (file, bytes, bytes_max) = (self.cubin_file(key), entry::encode(cubin, key), self.entry_bytes_max());
         if bytes.len() as u64 > bytes_max {
             log::warn!("{} is not kept: it would have {} bytes, and an entry has at most {bytes_max}", file.display(), bytes.len());
-            return false;
-        }
-        let kept = self.keep(&file, &bytes);
-        if let Err(e) = &kept {
+        } else if let Err(e) = self.keep(&file, &bytes) {
             log::warn!("{} cannot be kept: {e}", file.display());
         }
-        kept.is_ok()
     }
 
     fn cubin_file(&self, key: &str) -> PathBuf {

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
+use std::time::Instant;
 
 use crate::cache::{self, Cache};
 use crate::nvrtc::{self, Cubin, Error, Program};
@@ -73,13 +74,14 @@ impl Compiler {
         }
         let version = nvrtc::version()?;
         let made: Vec<Slot> = programs.iter().map(|_| Slot::new()).collect();
-        let (next, failed, kept) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
+        let started = Instant::now();
+        let (next, failed, compiled) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicUsize::new(0));
         // Programs are taken in their order: when one fails, those before it have been taken and are finished.
         let work = || {
             while !failed.load(Ordering::Relaxed) {
                 let at = next.fetch_add(1, Ordering::Relaxed);
                 let Some(program) = programs.get(at) else { break };
-                let code = self.code(cache, program, version, &kept);
+                let code = self.code(cache, program, version, &compiled);
                 if code.is_err() {
                     failed.store(true, Ordering::Relaxed);
                 }
@@ -99,18 +101,20 @@ impl Compiler {
             }
             work();
         });
-        if let Some(cache) = cache.filter(|_| kept.into_inner()) {
-            cache.trim();
+        let compiled = compiled.into_inner();
+        if compiled > 0 {
+            log::info!("{compiled} of {} functions compiled in {:.2} s", programs.len(), started.elapsed().as_secs_f64());
+            cache.into_iter().for_each(Cache::trim);
         }
         made.into_iter().map_while(Slot::into_inner).collect()
     }
 
-    /// The code of one program; notes whether anything was kept on disk. A thread that wants what another is making waits for it.
-    fn code(&self, cache: Option<&Cache>, program: &Program, version: (u32, u32), kept: &AtomicBool) -> Result<Arc<Cubin>, Error> {
+    /// The code of one program; counts what was compiled. A thread that wants what another is making waits for it.
+    fn code(&self, cache: Option<&Cache>, program: &Program, version: (u32, u32), compiled: &AtomicUsize) -> Result<Arc<Cubin>, Error> {
         let key = cache::key(program, version, &nvrtc::options(version));
         let slot = self.known().slots.entry(key.clone()).or_default().clone();
         let made = slot.get_or_init(|| {
-            let made = self.make(cache, program, &key, kept).map(Arc::new);
+            let made = self.make(cache, program, &key, compiled).map(Arc::new);
             let mut known = self.known();
             match &made {
                 Ok(cubin) => known.bytes += cubin.image.len(),
@@ -126,15 +130,17 @@ impl Compiler {
         made.clone()
     }
 
-    fn make(&self, cache: Option<&Cache>, program: &Program, key: &str, kept: &AtomicBool) -> Result<Cubin, Error> {
+    fn make(&self, cache: Option<&Cache>, program: &Program, key: &str, compiled: &AtomicUsize) -> Result<Cubin, Error> {
         if let Some(cubin) = cache.and_then(|cache| cache.cubin(key)) {
             self.read.fetch_add(1, Ordering::Relaxed);
             return Ok(cubin);
         }
         let cubin = nvrtc::compile(program)?;
-        self.compiled.fetch_add(1, Ordering::Relaxed);
-        if cache.is_some_and(|cache| cache.keep_cubin(key, &cubin)) {
-            kept.store(true, Ordering::Relaxed);
+        for count in [compiled, &self.compiled] {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(cache) = cache {
+            cache.keep_cubin(key, &cubin);
         }
         Ok(cubin)
     }

@@ -118,9 +118,7 @@ pub fn usable(ordinal: u32) -> Result<()> {
     }
     if let Architecture::Ptx(older) = nvrtc::architecture(sm)? {
         let (major, minor) = compiler;
-        log::info!(
-            "NVRTC {major}.{minor} does not know sm_{sm}: it makes PTX for compute_{older}, which the driver compiles at each start"
-        );
+        log::info!("NVRTC {major}.{minor} does not know sm_{sm}: it makes PTX for compute_{older}, which the driver compiles");
     }
     Ok(())
 }
