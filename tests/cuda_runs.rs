@@ -374,7 +374,7 @@ fn what_is_missing_or_refused_is_said_with_what_to_do() {
         (
             &driver,
             Some(&*compiler),
-            &["device cuda:0", "refused a generated kernel for sm_90", "slabwise-refused-", "slabwise.cu(7): error"],
+            &["device cuda:0", "refused the generated kernel ", " for sm_90", "slabwise-refused-", "slabwise.cu(7): error"],
         ),
     ];
     for (driver, compiler, parts) in cases {

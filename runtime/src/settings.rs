@@ -28,7 +28,7 @@ pub fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).filter(|text| !text.trim().is_empty())
 }
 
-/// `SLABWISE_THREADS`: how many threads a session's kernels use.
+/// `SLABWISE_THREADS`: how many threads a session's kernels use, and how many compile kernels for a GPU.
 ///
 /// # Errors
 /// If it is no number from 1 to 1024.

@@ -299,6 +299,36 @@ static int threads_of(const char* at, const char* end) {
     }
     return 1024;
 }
+static Kernel* defined(Module* module, const char* name, size_t length) {
+    Kernel* kernel = calloc(1, sizeof *kernel);
+    if (length >= sizeof kernel->name) length = sizeof kernel->name - 1;
+    memcpy(kernel->name, name, length);
+    kernel->threads = 1024;
+    kernel->module = module;
+    kernel->next = module->kernels;
+    return module->kernels = kernel;
+}
+/* Keeps the functions that PTX defines: their names, the most threads of a block, and the arrays in shared memory. */
+static Result load_ptx(Module** to, const char* text) {
+    const char* target = strstr(text, ".target sm_");
+    if (!target) return INVALID_IMAGE;
+    if (atoi(target + 11) > capability) return NO_BINARY_FOR_GPU;
+    Module* module = calloc(1, sizeof *module);
+    for (const char* at = text; (at = strstr(at, ".entry "));) {
+        at += 7;
+        Kernel* kernel = defined(module, at, strcspn(at, "( \n"));
+        const char* end = strstr(at, ".entry ");
+        for (const char* line = at; line && *line && (!end || line < end); line = strchr(line, '\n'), line += !!line) {
+            const char* next = strchr(line, '\n');
+            const char *shared = strstr(line, ".shared"), *count = shared ? strchr(shared, '[') : NULL, *most = strstr(line, ".maxntid ");
+            if (most && (!next || most < next)) kernel->threads = atoi(most + 9);
+            if (count && (!next || count < next)) kernel->shared += atoi(count + 1);
+        }
+        kernel->shared_more = (48 << 10) - kernel->shared;
+    }
+    *to = module;
+    return OK;
+}
 /* Keeps the functions that a cubin defines. From sm_90 on a kilobyte of a block's shared memory is the system's: it counts in
  * the cubin, and not as the function's. */
 Result cuModuleLoadData(void** to, const void* image) {
@@ -307,7 +337,14 @@ Result cuModuleLoadData(void** to, const void* image) {
     ++allocations;
     const char* bytes = image;
     const Elf64_Ehdr* head = image;
-    if (memcmp(head->e_ident, ELFMAG, SELFMAG) || head->e_machine != 190 /* EM_CUDA */) LEAVE(INVALID_IMAGE);
+    if (memcmp(head->e_ident, ELFMAG, SELFMAG)) {
+        Module* compiled = NULL;
+        Result result = load_ptx(&compiled, bytes);
+        live_modules += result == OK;
+        *to = compiled;
+        LEAVE(result);
+    }
+    if (head->e_machine != 190 /* EM_CUDA */) LEAVE(INVALID_IMAGE);
     const Elf64_Shdr* sections = (const Elf64_Shdr*)(bytes + head->e_shoff);
     const char* titles = bytes + sections[head->e_shstrndx].sh_offset;
     Module* module = calloc(1, sizeof *module);
@@ -318,9 +355,7 @@ Result cuModuleLoadData(void** to, const void* image) {
         for (size_t s = 0; s < sections[i].sh_size / sizeof *symbols; ++s) {
             const char* name = strings + symbols[s].st_name;
             if (ELF64_ST_TYPE(symbols[s].st_info) != STT_FUNC || strlen(name) >= sizeof module->kernels->name) continue;
-            Kernel* kernel = calloc(1, sizeof *kernel);
-            strcpy(kernel->name, name);
-            kernel->threads = 1024;
+            Kernel* kernel = defined(module, name, strlen(name));
             for (unsigned k = 0; k < head->e_shnum; ++k) {
                 const char *title = titles + sections[k].sh_name, *data = bytes + sections[k].sh_offset;
                 if (!strncmp(title, ".nv.shared.", 11) && !strcmp(title + 11, name))
@@ -329,9 +364,6 @@ Result cuModuleLoadData(void** to, const void* image) {
                     kernel->threads = threads_of(data, data + sections[k].sh_size);
             }
             kernel->shared_more = (48 << 10) - kernel->shared;
-            kernel->module = module;
-            kernel->next = module->kernels;
-            module->kernels = kernel;
         }
     }
     ++live_modules;

@@ -1,4 +1,4 @@
-//! Compiled programs on disk, and which kernels were chosen, so that a model is compiled once and not at every start.
+//! Compiled functions on disk, and which kernels were chosen, so that a kernel is compiled once and not at every start.
 //!
 //! An [`entry`] is known by a hash of everything that its code depends on: source, options, architecture and the compiler's
 //! version. It holds code that will be run: so the folder belongs to the user alone, and one that others can write to is
@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
-use crate::nvrtc::{self, Cubin, OPTIONS, Program};
+use crate::nvrtc::{Cubin, Program};
 
 pub mod entry;
 
@@ -24,7 +24,7 @@ const PICK: &entry::Magic = b"slabwise pick 01";
 /// Most bytes of such an entry: a name or some numbers.
 const PICK_BYTES_MAX: u64 = 4096;
 
-/// A folder of compiled programs.
+/// A folder of compiled functions.
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: PathBuf,
@@ -93,35 +93,35 @@ impl Cache {
         &self.folder
     }
 
-    /// The code of a program, from the disk or else compiled and kept. What cannot be kept is compiled all the same.
-    ///
-    /// # Errors
-    /// If it has to be compiled and cannot.
-    pub fn compile(&self, program: &Program) -> Result<Cubin, nvrtc::Error> {
-        self.kept_or(&key(program, nvrtc::version()?, &OPTIONS), || nvrtc::compile(program))
+    /// The code kept under this key, if there is any and it is whole.
+    pub(crate) fn cubin(&self, key: &str) -> Option<Cubin> {
+        let file = self.cubin_file(key);
+        let read = entry::read(&file, key, self.entry_bytes_max());
+        let cubin = read.unwrap_or_else(|why| {
+            log::warn!("{} is compiled anew: {why}", file.display());
+            None
+        })?;
+        // The time of the last use is what the oldest are chosen by.
+        let _ = fs::File::options().append(true).open(&file).and_then(|f| f.set_modified(SystemTime::now()));
+        Some(cubin)
     }
 
-    /// The entry of a key, or else what is made now, and kept.
-    fn kept_or<E>(&self, key: &str, make: impl FnOnce() -> Result<Cubin, E>) -> Result<Cubin, E> {
-        let file = self.folder.join(format!("{key}.cubin"));
-        let bytes_max = self.bytes_max.min(entry::BYTES_MAX);
-        match entry::read(&file, key, bytes_max) {
-            Ok(Some(cubin)) => {
-                // The time of the last use is what the oldest are chosen by.
-                let _ = fs::File::options().append(true).open(&file).and_then(|f| f.set_modified(SystemTime::now()));
-                return Ok(cubin);
-            }
-            Ok(None) => {}
-            Err(why) => log::warn!("{} is compiled anew: {why}", file.display()),
-        }
-        let cubin = make()?;
-        let bytes = entry::encode(&cubin, key);
+    /// Keeps code under a key, if that can be; after all that is new, [`Cache::trim`] is called.
+    pub(crate) fn keep_cubin(&self, key: &str, cubin: &Cubin) {
+        let (file, bytes, bytes_max) = (self.cubin_file(key), entry::encode(cubin, key), self.entry_bytes_max());
         if bytes.len() as u64 > bytes_max {
             log::warn!("{} is not kept: it would have {} bytes, and an entry has at most {bytes_max}", file.display(), bytes.len());
         } else if let Err(e) = self.keep(&file, &bytes) {
             log::warn!("{} cannot be kept: {e}", file.display());
         }
-        Ok(cubin)
+    }
+
+    fn cubin_file(&self, key: &str) -> PathBuf {
+        self.folder.join(format!("{key}.cubin"))
+    }
+
+    fn entry_bytes_max(&self) -> u64 {
+        self.bytes_max.min(entry::BYTES_MAX)
     }
 
     /// What was kept as this key's choice of a kernel, if anything was and it is whole.
@@ -140,8 +140,9 @@ impl Cache {
     /// Keeps a choice of a kernel, if that can be.
     pub(crate) fn keep_pick(&self, key: &str, rest: &[u8]) {
         let file = self.pick_file(key);
-        if let Err(e) = self.keep(&file, &entry::seal_as(PICK, rest, key)) {
-            log::warn!("{} cannot be kept: {e}", file.display());
+        match self.keep(&file, &entry::seal_as(PICK, rest, key)) {
+            Ok(()) => self.trim(),
+            Err(e) => log::warn!("{} cannot be kept: {e}", file.display()),
         }
     }
 
@@ -157,13 +158,14 @@ impl Cache {
         if moved.is_err() {
             let _ = fs::remove_file(&beside);
         }
-        moved.and_then(|()| self.trim(file))
+        moved
     }
 
-    /// Removes the least recently used entries beyond the bound, but never the one just written.
-    fn trim(&self, newest: &Path) -> io::Result<()> {
+    /// Removes the least recently used entries beyond the bound. It looks at every entry, and so is called once for all that a
+    /// program has added.
+    pub(crate) fn trim(&self) {
         let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
-        for entry in fs::read_dir(&self.folder)?.flatten() {
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let (path, Ok(meta)) = (entry.path(), entry.metadata()) else { continue };
             if path.extension().is_some_and(|e| e == "cubin" || e == "pick") {
                 entries.push((meta.modified().unwrap_or(SystemTime::UNIX_EPOCH), meta.len(), path));
@@ -175,13 +177,10 @@ impl Cache {
             if total <= self.bytes_max {
                 break;
             }
-            if path != newest {
-                // Another process may have been faster.
-                let _ = fs::remove_file(&path);
-                total -= bytes;
-            }
+            // Another process may have been faster.
+            let _ = fs::remove_file(&path);
+            total -= bytes;
         }
-        Ok(())
     }
 }
 
@@ -231,7 +230,7 @@ fn unused(folder: &Path) -> PathBuf {
 }
 
 /// What a program is known by: everything that its code depends on.
-fn key(program: &Program, (major, minor): (u32, u32), options: &[&str]) -> String {
+pub(crate) fn key(program: &Program, (major, minor): (u32, u32), options: &[&str]) -> String {
     hash(&[&format!("NVRTC {major}.{minor} sm_{}", program.sm), &options.join(" "), &program.source])
 }
 
@@ -269,12 +268,13 @@ mod tests {
 
         fn get(&mut self, image_bytes: usize) -> usize {
             let cubin = Cubin { image: vec![7; image_bytes], usage: Vec::new() };
-            let made = &mut self.made;
-            let make = || -> Result<Cubin, std::convert::Infallible> {
-                *made += 1;
-                Ok(cubin.clone())
-            };
-            assert_eq!(self.cache.kept_or(Kept::KEY, make), Ok(cubin));
+            match self.cache.cubin(Kept::KEY) {
+                Some(kept) => assert_eq!(kept, cubin),
+                None => {
+                    self.made += 1;
+                    self.cache.keep_cubin(Kept::KEY, &cubin);
+                }
+            }
             self.made
         }
     }
@@ -327,12 +327,13 @@ mod tests {
 
     #[test]
     fn a_key_follows_everything_that_code_depends_on() {
-        let program = |source: &str, sm| Program { source: source.into(), sm };
+        let program = |source: &str, sm| Program { names: String::new(), source: source.into(), sm };
         let key = |source, sm, minor, options: &[&str]| key(&program(source, sm), (13, minor), options);
-        let base = key("x", 90, 0, &OPTIONS);
+        let options = crate::nvrtc::options((13, 0));
+        let base = key("x", 90, 0, &options);
         assert_eq!(base.len(), 64);
-        assert_eq!(base, key("x", 90, 0, &OPTIONS));
-        for other in [key("y", 90, 0, &OPTIONS), key("x", 80, 0, &OPTIONS), key("x", 90, 1, &OPTIONS), key("x", 90, 0, &OPTIONS[1..])] {
+        assert_eq!(base, key("x", 90, 0, &options));
+        for other in [key("y", 90, 0, &options), key("x", 80, 0, &options), key("x", 90, 1, &options), key("x", 90, 0, &options[1..])] {
             assert_ne!(base, other);
         }
     }
@@ -348,6 +349,7 @@ mod tests {
             if file(name).exists() {
                 fs::File::options().append(true).open(file(name)).and_then(|f| f.set_modified(past)).expect("a time");
             }
+            cache.trim();
         }
         assert!(file("new").exists() && file("old").exists() && !file("older").exists());
         let left = fs::read_dir(cache.folder()).expect("a folder").count();

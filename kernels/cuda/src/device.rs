@@ -11,7 +11,7 @@ use crate::cublaslt;
 use crate::cudnn;
 use crate::driver::{self, Context, DriverError, Marks, Pinned, Properties, Stream};
 use crate::libraries::LibraryError;
-use crate::nvrtc;
+use crate::nvrtc::{self, Architecture};
 use crate::space::{Limits, Space, Usage};
 use crate::staging::Staging;
 
@@ -127,7 +127,10 @@ pub fn usable(ordinal: u32) -> Result<()> {
     if found.0 < needed {
         return Err(DriverError::TooOld { found, needed });
     }
-    nvrtc::architecture(sm)?;
+    if let Architecture::Ptx(older) = nvrtc::architecture(sm)? {
+        let (major, minor) = compiler;
+        log::info!("NVRTC {major}.{minor} does not know sm_{sm}: it makes PTX for compute_{older}, which the driver compiles");
+    }
     Ok(())
 }
 

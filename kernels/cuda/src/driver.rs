@@ -91,6 +91,7 @@ fn check(call: &'static str, result: CUresult) -> Result<()> {
         | E::CUDA_ERROR_INVALID_PC
         | E::CUDA_ERROR_LAUNCH_FAILED
         | E::CUDA_ERROR_ECC_UNCORRECTABLE
+        | E::CUDA_ERROR_CONTAINED
         | E::CUDA_ERROR_CONTEXT_IS_DESTROYED
         | E::CUDA_ERROR_DEINITIALIZED
         | E::CUDA_ERROR_EXTERNAL_DEVICE

@@ -7,6 +7,7 @@ mod ahead;
 mod arenas;
 pub mod cache;
 pub mod code;
+pub mod compiler;
 mod conv;
 mod copies;
 pub mod cublaslt;

@@ -1,7 +1,7 @@
-//! From source to machine code: NVRTC, called for several functions at once.
+//! From source to machine code: NVRTC.
 //!
 //! Code is made for one architecture (a *cubin*), not as PTX: so mistakes show here rather than in the driver, and nothing is
-//! compiled a second time there. Functions share a program because most of what a small one costs is the start of the compiler.
+//! compiled a second time there. Only for a device that is newer than the compiler there is PTX, of which the driver makes code.
 
 mod calls;
 
@@ -16,6 +16,8 @@ use crate::lower::Function;
 /// A program's text and what it is compiled for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Program {
+    /// The names of its functions, for messages.
+    pub names: String,
     /// The whole text.
     pub source: String,
     /// Compute capability, as in `sm_90`.
@@ -25,9 +27,9 @@ pub struct Program {
 /// What the compiler made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cubin {
-    /// Machine code, as the driver loads it.
+    /// Machine code, or PTX that ends in 0, as the driver loads it.
     pub image: Vec<u8>,
-    /// What each function uses, in the order in which they were compiled.
+    /// What each function uses, in the order in which they were compiled; nothing for PTX.
     pub usage: Vec<Usage>,
 }
 
@@ -53,8 +55,10 @@ pub enum Error {
     #[error(transparent)]
     Missing(#[from] Missing),
     /// The compiler refused the source, which is a mistake of slabwise.
-    #[error("NVRTC refused a generated kernel for sm_{sm}; its source{}:\n{log}", saved(.source_file.as_ref()))]
+    #[error("NVRTC refused the generated kernel {names} for sm_{sm}; its source{}:\n{log}", saved(.source_file.as_ref()))]
     Refused {
+        /// The functions of the program.
+        names: String,
         /// For which architecture.
         sm: u32,
         /// Where the source was saved, with line numbers.
@@ -63,7 +67,7 @@ pub enum Error {
         log: String,
     },
     /// The compiler makes no code that the device runs.
-    #[error("NVRTC {}.{} makes no code for sm_{sm}, only for {}; {}", version.0, version.1, listed(known), other_compiler(*sm, known))]
+    #[error("NVRTC {}.{} makes no code for sm_{sm}, only for {}; {}", version.0, version.1, listed(known), other_compiler(*sm))]
     Architecture {
         /// The device's compute capability.
         sm: u32,
@@ -90,18 +94,37 @@ fn listed(known: &[u32]) -> String {
     known.iter().map(|sm| format!("sm_{sm}")).collect::<Vec<_>>().join(", ")
 }
 
-fn other_compiler(sm: u32, known: &[u32]) -> &'static str {
-    match known.iter().all(|&k| k < sm) {
+fn other_compiler(sm: u32) -> &'static str {
+    match sm >= OLDEST {
         true => "install a newer one: pip install --upgrade nvidia-cuda-nvrtc, or name its file in SLABWISE_LIBNVRTC",
         false => "slabwise needs a device of sm_80 or newer",
     }
 }
 
-/// The options besides the architecture. They are part of what a cached cubin is known by.
+/// The oldest compute capability that kernels are written for.
+const OLDEST: u32 = 80;
+
+/// The options besides the architecture, for a compiler of this version. They are part of what a cached cubin is known by.
 ///
 /// The compiler fuses no products with sums by itself: it would as the code around them goes, and so the same operations would
-/// give other bits in another kernel. Kernels ask for fused ones by name.
-pub const OPTIONS: [&str; 4] = ["--std=c++17", "--device-as-default-execution-space", "--fmad=false", "--ptxas-options=-v"];
+/// give other bits in another kernel. Kernels ask for fused ones by name. From 12.4 on it can leave out textures and what device
+/// code calls of the runtime, which takes a third off the time of parsing.
+pub fn options(version: (u32, u32)) -> Vec<&'static str> {
+    let mut options = vec!["--std=c++17", "--device-as-default-execution-space", "--fmad=false", "--ptxas-options=-v"];
+    if version >= (12, 4) {
+        options.push("--minimal");
+    }
+    options
+}
+
+/// What the compiler makes of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// Machine code for this compute capability.
+    Machine(u32),
+    /// PTX for this one, of which the driver makes code for a newer device.
+    Ptx(u32),
+}
 
 impl Program {
     /// A program of these functions, each once, behind what they share.
@@ -117,7 +140,13 @@ impl Program {
             source.push_str(&function.source);
         }
         source.push('\n');
-        Program { source, sm }
+        let names = names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+        Program { names, source, sm }
+    }
+
+    /// A program for each function.
+    pub fn each<'a>(prelude: &str, functions: impl IntoIterator<Item = &'a Function>, sm: u32) -> Vec<Program> {
+        functions.into_iter().map(|function| Program::new(prelude, [function], sm)).collect()
     }
 }
 
@@ -129,19 +158,21 @@ pub fn version() -> Result<(u32, u32), Error> {
     Calls::bound()?.version()
 }
 
-/// The architecture that code for a device of compute capability `sm` is made for: its own, or of its generation the newest
-/// before it, whose code it runs as well.
+/// What is made for a device of compute capability `sm`: code for its own, or for the newest before it of its generation, which
+/// it runs as well; for a generation that the compiler does not know, PTX for the newest before it.
 ///
 /// # Errors
-/// If there is no compiler, or it makes no such code.
-pub fn architecture(sm: u32) -> Result<u32, Error> {
+/// If there is no compiler, or it makes nothing that the device runs.
+pub fn architecture(sm: u32) -> Result<Architecture, Error> {
     let calls = Calls::bound()?;
     let known = calls.architectures()?;
     nearest(sm, &known).ok_or(Error::Architecture { sm, version: calls.version()?, known })
 }
 
-fn nearest(sm: u32, known: &[u32]) -> Option<u32> {
-    known.iter().copied().filter(|&k| k / 10 == sm / 10 && k <= sm).max()
+fn nearest(sm: u32, known: &[u32]) -> Option<Architecture> {
+    let before = |generation: bool| known.iter().copied().filter(|&k| k <= sm && (!generation || k / 10 == sm / 10)).max();
+    let ptx = || before(false).filter(|&k| k >= OLDEST).map(Architecture::Ptx);
+    before(true).map(Architecture::Machine).or_else(ptx)
 }
 
 /// Compiles a program.
@@ -150,7 +181,10 @@ fn nearest(sm: u32, known: &[u32]) -> Option<u32> {
 /// If there is no compiler, or it refuses the source; then the source has been saved.
 pub fn compile(program: &Program) -> Result<Cubin, Error> {
     let handle = compiled(program)?;
-    Ok(Cubin { image: handle.image()?, usage: usages(&handle.log()?) })
+    Ok(match architecture(program.sm)? {
+        Architecture::Machine(_) => Cubin { image: handle.image()?, usage: usages(&handle.log()?) },
+        Architecture::Ptx(_) => Cubin { image: handle.ptx()?, usage: Vec::new() },
+    })
 }
 
 /// What the compiler makes of a program before it assembles it, for reading: PTX.
@@ -158,15 +192,18 @@ pub fn compile(program: &Program) -> Result<Cubin, Error> {
 /// # Errors
 /// As [`compile`].
 pub fn ptx(program: &Program) -> Result<String, Error> {
-    compiled(program)?.ptx()
+    compiled(program)?.ptx().map(text)
 }
 
 fn compiled(program: &Program) -> Result<Handle, Error> {
     let calls = Calls::bound()?;
     let failed = |call| move |e: std::ffi::NulError| Error::Failed { call, code: e.to_string() };
     let source = CString::new(program.source.as_str()).map_err(failed("nvrtcCreateProgram"))?;
-    let architecture = format!("--gpu-architecture=sm_{}", architecture(program.sm)?);
-    let options = OPTIONS.iter().copied().chain([architecture.as_str()]).map(CString::new);
+    let architecture = match architecture(program.sm)? {
+        Architecture::Machine(sm) => format!("--gpu-architecture=sm_{sm}"),
+        Architecture::Ptx(sm) => format!("--gpu-architecture=compute_{sm}"),
+    };
+    let options = options(calls.version()?).into_iter().chain([architecture.as_str()]).map(CString::new);
     let options = options.collect::<Result<Vec<CString>, _>>().map_err(failed("nvrtcCompileProgram"))?;
     let mut handle = Handle { calls, raw: std::ptr::null_mut() };
     let (name, none) = (c"slabwise.cu".as_ptr(), std::ptr::null());
@@ -176,7 +213,8 @@ fn compiled(program: &Program) -> Result<Handle, Error> {
     // SAFETY: the program was created, and the texts end in 0 and outlive the call.
     let compiled = unsafe { (calls.compile)(handle.raw, pointers.len() as c_int, pointers.as_ptr()) };
     if compiled == calls::REFUSED {
-        return Err(Error::Refused { sm: program.sm, source_file: save(&program.source), log: handle.log()? });
+        let (names, source_file) = (program.names.clone(), save(&program.source));
+        return Err(Error::Refused { names, sm: program.sm, source_file, log: handle.log()? });
     }
     calls.check("nvrtcCompileProgram", compiled)?;
     Ok(handle)
@@ -193,8 +231,9 @@ impl Handle {
         self.bytes("nvrtcGetProgramLog", self.calls.log_bytes, self.calls.log).map(text)
     }
 
-    fn ptx(&self) -> Result<String, Error> {
-        self.bytes("nvrtcGetPTX", self.calls.ptx_bytes, self.calls.ptx).map(text)
+    /// PTX, which ends in 0.
+    fn ptx(&self) -> Result<Vec<u8>, Error> {
+        self.bytes("nvrtcGetPTX", self.calls.ptx_bytes, self.calls.ptx)
     }
 
     fn image(&self) -> Result<Vec<u8>, Error> {
@@ -285,16 +324,21 @@ ptxas info    : Used 8 registers, used 0 barriers
     }
 
     #[test]
-    fn a_device_that_the_compiler_does_not_know_runs_code_of_its_generation_or_none() {
+    fn a_device_that_the_compiler_does_not_know_runs_code_of_its_generation_or_ptx() {
         let known = vec![75, 80, 86, 89, 90, 100, 103, 120, 121];
         let of = [80, 89, 90, 104, 121, 129].map(|sm| nearest(sm, &known));
-        assert_eq!(of, [80, 89, 90, 103, 121, 121].map(Some));
-        let refused = [70, 110, 130].map(|sm| nearest(sm, &known));
-        assert_eq!(refused, [None; 3]);
-        let said = |sm| Error::Architecture { sm, version: (13, 0), known: vec![75, 121] }.to_string();
+        assert_eq!(of, [80, 89, 90, 103, 121, 121].map(|k| Some(Architecture::Machine(k))));
+        let of = [110, 130].map(|sm| nearest(sm, &known));
+        assert_eq!(of, [103, 121].map(|k| Some(Architecture::Ptx(k))));
+        // Of too old a device there is too old PTX.
+        assert_eq!(
+            [nearest(70, &known), nearest(76, &[75, 80]), nearest(130, &[75]), nearest(80, &[90])],
+            [None, Some(Architecture::Machine(75)), None, None]
+        );
+        let said = |sm| Error::Architecture { sm, version: (13, 0), known: vec![75] }.to_string();
         assert_eq!(
             said(130),
-            "NVRTC 13.0 makes no code for sm_130, only for sm_75, sm_121; install a newer one: pip install --upgrade nvidia-cuda-nvrtc, or name its file in SLABWISE_LIBNVRTC"
+            "NVRTC 13.0 makes no code for sm_130, only for sm_75; install a newer one: pip install --upgrade nvidia-cuda-nvrtc, or name its file in SLABWISE_LIBNVRTC"
         );
         assert!(said(70).ends_with("slabwise needs a device of sm_80 or newer"));
     }
@@ -305,5 +349,6 @@ ptxas info    : Used 8 registers, used 0 barriers
         let functions = [function("a"), function("b"), function("a")];
         let program = Program::new("// shared", &functions, 90);
         assert_eq!(program.source, "// shared\nvoid a() {}\nvoid b() {}\n");
+        assert_eq!(program.names, "a, b");
     }
 }

@@ -1,6 +1,9 @@
 //! What is to be seen of a device: when it was done with what, and the code that it runs.
 
+use std::sync::Arc;
+
 use crate::cache::Cache;
+use crate::compiler::Compiler;
 use crate::device::Device;
 use crate::driver::DriverError;
 use crate::lower::Function;
@@ -36,8 +39,9 @@ impl Device {
     ///
     /// # Errors
     /// If there is no compiler, or it refuses the source.
-    pub fn code_of(&self, function: &Function) -> Result<Cubin, nvrtc::Error> {
+    pub fn code_of(&self, function: &Function) -> Result<Arc<Cubin>, nvrtc::Error> {
         let program = Program::new(PRELUDE, [function], self.properties().target.sm);
-        Cache::of_user().map_or_else(|_| nvrtc::compile(&program), |cache| cache.compile(&program))
+        // One for each program.
+        Ok(Compiler::of_process().compile(Cache::of_user().ok().as_ref(), &[program])?.swap_remove(0))
     }
 }

@@ -7,12 +7,13 @@ use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 
 use crate::cache::{self, Cache};
+use crate::compiler::Compiler;
 use crate::conv::library as conv;
 use crate::device::{Device, Shared};
 use crate::driver::{DriverError, Edges, Function, Graph, Module, Node, Recording, Stream};
 use crate::gemm::library as gemm;
 use crate::lower::{self, ByLibrary, Lowered, Word};
-use crate::nvrtc::{self, Usage};
+use crate::nvrtc::{self, Cubin, Usage};
 use crate::source::PRELUDE;
 
 /// Most graphs that a program keeps: one for each set of sizes and resident inputs that it was run with lately. Of as many more
@@ -193,32 +194,38 @@ impl Device {
             });
         }
         let (mut modules, mut usage, mut loaded) = (Vec::new(), HashMap::new(), HashMap::new());
-        if !distinct.is_empty() {
-            let program = nvrtc::Program::new(PRELUDE, &distinct, self.properties().target.sm);
-            let cubin = match Cache::of_user() {
-                Ok(cache) => cache.compile(&program)?,
-                Err(e @ cache::Error::NotPrivate { .. }) => return Err(LoadError::Cache(e)),
-                Err(e) => {
-                    log::warn!("{e}; kernels are compiled anew each time");
-                    nvrtc::compile(&program)?
-                }
-            };
-            #[cfg(feature = "emulator")]
-            crate::emulator::publish(&distinct)?;
+        // Functions with tiles in shared memory take the compiler the longest: they come first, lest one of them be left at the end.
+        distinct.sort_by_key(|function| !function.takes_shared());
+        let code = if distinct.is_empty() { Vec::new() } else { self.compile(&distinct)? };
+        #[cfg(feature = "emulator")]
+        crate::emulator::publish(&distinct)?;
+        for (function, cubin) in distinct.iter().zip(code) {
             let module = self.noting(Module::load(&cubin.image))?;
-            for function in &distinct {
-                let found = module.function(&function.name).and_then(|found| match function.takes_shared() {
-                    true => found.allow_shared(self.properties().target.shared_bytes_max),
-                    false => Ok(found),
-                });
-                loaded.insert(function.name.as_str(), self.noting(found)?);
-            }
+            let found = module.function(&function.name).and_then(|found| match function.takes_shared() {
+                true => found.allow_shared(self.properties().target.shared_bytes_max),
+                false => Ok(found),
+            });
+            loaded.insert(function.name.as_str(), self.noting(found)?);
             modules.push(module);
-            usage.extend(cubin.usage.into_iter().map(|u| (u.name.clone(), u)));
+            usage.extend(cubin.usage.iter().map(|u| (u.name.clone(), u.clone())));
         }
         let functions = steps.iter().map(|step| step.functions.iter().map(|f| loaded[f.name.as_str()]).collect()).collect();
         let (stream, shared) = (self.stream.clone(), self.shared.clone());
         Ok(Program { graphs: Mutex::default(), once: Mutex::default(), functions, usage, _modules: modules, stream, shared })
+    }
+
+    /// The code of functions, each by itself.
+    fn compile(&self, functions: &[lower::Function]) -> Result<Vec<Arc<Cubin>>, LoadError> {
+        let cache = match Cache::of_user() {
+            Ok(cache) => Some(cache),
+            Err(e @ cache::Error::NotPrivate { .. }) => return Err(LoadError::Cache(e)),
+            Err(e) => {
+                log::warn!("{e}; kernels are compiled anew in each process");
+                None
+            }
+        };
+        let programs = nvrtc::Program::each(PRELUDE, functions, self.properties().target.sm);
+        Ok(Compiler::of_process().compile(cache.as_ref(), &programs)?)
     }
 
     /// Asks cuBLASLt for a product, or records it.

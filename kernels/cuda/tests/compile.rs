@@ -1,8 +1,13 @@
 //! The compiler and its cache, where NVRTC is installed. With `CI` set it must be.
 
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
 use slabwise_cuda::Function;
 use slabwise_cuda::cache::Cache;
-use slabwise_cuda::nvrtc::{self, Error, Program};
+use slabwise_cuda::compiler::Compiler;
+use slabwise_cuda::nvrtc::{self, Cubin, Error, Program};
 
 /// Whether there is a compiler; says so if not.
 fn compiler() -> bool {
@@ -59,26 +64,148 @@ fn a_refused_source_is_saved_with_line_numbers() {
     std::fs::remove_file(file).expect("it was there");
 }
 
+/// A program for each function of these names.
+fn each(names: &[&str]) -> Vec<Program> {
+    let functions: Vec<Function> = names.iter().map(|name| add(name)).collect();
+    Program::each(PRELUDE, &functions, 90)
+}
+
+/// What a process that has compiled nothing yet makes of these functions, how many of them NVRTC compiled, and how many were read.
+fn anew(cache: &Cache, names: &[&str]) -> (Vec<Arc<Cubin>>, usize, usize) {
+    let compiler = Compiler::default();
+    let code = compiler.compile(Some(cache), &each(names)).expect("the source is fine");
+    (code, compiler.compiled(), compiler.read())
+}
+
+fn entries(cache: &Cache) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(cache.folder()).expect("a folder").flatten().map(|e| e.path()).collect();
+    files.sort();
+    files
+}
+
 #[test]
-fn a_damaged_or_foreign_entry_is_compiled_anew() {
+fn one_damaged_or_foreign_entry_is_compiled_anew_and_no_other() {
     if !compiler() {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
     let cache = Cache::at(folder.path().join("cubins")).expect("a private folder");
-    let program = Program::new(PRELUDE, &[add("kept")], 90);
-    let first = cache.compile(&program).expect("the source is fine");
-    let entries = || std::fs::read_dir(cache.folder()).expect("a folder").flatten().map(|e| e.path()).collect::<Vec<_>>();
-    let [entry] = &entries()[..] else { panic!("one entry") };
-    let whole = std::fs::read(entry).expect("an entry");
-    assert_eq!(cache.compile(&program).expect("it is kept"), first);
+    let names = ["a", "b", "c"];
+    let (first, compiled, read) = anew(&cache, &names);
+    assert_eq!((compiled, read), (3, 0));
+    for (code, name) in first.iter().zip(names) {
+        assert_eq!(code.usage.iter().map(|u| u.name.as_str()).collect::<Vec<_>>(), [name]);
+    }
+    assert_eq!(anew(&cache, &names), (first.clone(), 0, 3));
+    let files = entries(&cache);
+    assert_eq!(files.len(), 3, "an entry for each function");
+    let whole = std::fs::read(&files[1]).expect("an entry");
     let damages: [fn(&mut Vec<u8>); 4] =
         [Vec::clear, |b| b.truncate(b.len() / 2), |b| b[200] ^= 4, |b| b.splice(0..16, *b"somebody else's ").for_each(drop)];
     for damage in damages {
         let mut bytes = whole.clone();
         damage(&mut bytes);
-        std::fs::write(entry, &bytes).expect("own folder");
-        assert_eq!(cache.compile(&program).expect("it is compiled anew"), first);
-        assert_eq!(std::fs::read(entry).expect("an entry"), whole);
+        std::fs::write(&files[1], &bytes).expect("own folder");
+        assert_eq!(anew(&cache, &names), (first.clone(), 1, 2));
+        assert_eq!(std::fs::read(&files[1]).expect("an entry"), whole);
     }
+    std::fs::copy(&files[0], &files[1]).expect("own folder");
+    assert_eq!(anew(&cache, &names), (first, 1, 2), "another function's entry");
+}
+
+#[test]
+fn functions_are_compiled_once_for_all_programs_and_threads_of_a_process() {
+    if !compiler() {
+        return;
+    }
+    let shared = Compiler::default();
+    let code = |names: &[&str]| shared.compile(None, &each(names)).expect("the source is fine");
+    let first = code(&["a", "b", "a"]);
+    assert_eq!((shared.compiled(), first.len()), (2, 3));
+    assert!(Arc::ptr_eq(&first[0], &first[2]));
+    let second = code(&["c", "b"]);
+    assert_eq!(shared.compiled(), 3, "one is new");
+    assert!(Arc::ptr_eq(&first[1], &second[1]));
+    std::thread::scope(|scope| {
+        for names in [["d", "e", "f"], ["f", "d", "e"], ["e", "f", "a"]] {
+            scope.spawn(move || code(&names));
+        }
+    });
+    assert_eq!((shared.compiled(), shared.read()), (6, 0));
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_to_keeps_nothing_and_hinders_nothing() {
+    if !compiler() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = Cache::at(folder.path().join("cubins")).expect("a private folder");
+    std::fs::remove_dir(cache.folder()).expect("own folder");
+    std::fs::write(cache.folder(), "no folder").expect("own folder");
+    let (first, compiled, _) = anew(&cache, &["a", "b"]);
+    assert_eq!((compiled, anew(&cache, &["a", "b"])), (2, (first, 2, 0)));
+}
+
+#[test]
+fn of_several_refused_functions_the_first_is_named_whatever_the_threads() {
+    if !compiler() {
+        return;
+    }
+    let broken =
+        |name: &str| Function { name: name.into(), source: format!("extern \"C\" __global__ void {name}() {{ undeclared = 1; }}") };
+    let functions = [add("a"), broken("first_broken"), add("b"), broken("second_broken"), add("c")];
+    for threads in [1, 4] {
+        let compiler = Compiler::default();
+        compiler.set_threads(threads);
+        let error = compiler.compile(None, &Program::each(PRELUDE, &functions, 90)).expect_err("it names what there is not");
+        assert!(matches!(&error, Error::Refused { names, .. } if names == "first_broken"), "{error}");
+        assert!(error.to_string().contains("the generated kernel first_broken for sm_90"), "{error}");
+        // What was refused is not what others see of the functions that are fine.
+        compiler.compile(None, &each(&["a", "b", "c"])).expect("the source is fine");
+        assert_eq!(compiler.compiled(), 3);
+    }
+    let own = format!("slabwise-refused-{}-", std::process::id());
+    for file in std::fs::read_dir(std::env::temp_dir()).expect("a folder").flatten() {
+        let ours = file.file_name().to_string_lossy().starts_with(&own);
+        if ours && std::fs::read_to_string(file.path()).is_ok_and(|text| text.contains("_broken()")) {
+            std::fs::remove_file(file.path()).expect("it was there");
+        }
+    }
+}
+
+const FOLDER: &str = "SLABWISE_TEST_CUBINS";
+const MANY: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+
+#[test]
+#[ignore = "one of several processes, which another test starts"]
+fn a_process_among_others() {
+    let cache = Cache::at(std::env::var_os(FOLDER).expect("the other test says where")).expect("a private folder");
+    for round in 0..3 {
+        let (code, compiled, read) = anew(&cache, &MANY);
+        assert!(code.iter().all(|code| code.image.starts_with(b"\x7fELF")));
+        assert_eq!(compiled + read, MANY.len());
+        assert!(round == 0 || compiled == 0, "all are kept");
+    }
+}
+
+#[test]
+fn processes_that_compile_the_same_functions_at_once_do_not_disturb_each_other() {
+    if !compiler() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let cubins = folder.path().join("cubins");
+    let process = || {
+        let mut command = Command::new(std::env::current_exe().expect("a path"));
+        command.args(["--exact", "a_process_among_others", "--ignored"]).env(FOLDER, &cubins);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
+    };
+    for process in [process(), process(), process()] {
+        let output = process.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+    let cache = Cache::at(&cubins).expect("a private folder");
+    assert_eq!(entries(&cache).len(), MANY.len(), "nothing half written stays");
+    assert_eq!(anew(&cache, &MANY).1, 0, "every entry is whole");
 }

@@ -1,11 +1,13 @@
 //! A device over a driver without one: memory, staging, faults, graphs.
 
+use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::fake::FakeDriver;
 use slabwise_cuda::{Device, Dispatch, Function, Launch, Limits, LoadError, Lowered, Run, Word, Work, landing_bytes, nvrtc};
 use slabwise_kernels::size::Env;
 
 const OUT_OF_MEMORY: i32 = 2;
+const CONTAINED: i32 = 226;
 const ILLEGAL_ADDRESS: i32 = 700;
 
 fn limits(preallocate: bool) -> Limits {
@@ -208,13 +210,65 @@ fn recording_allows_what_libraries_do_meanwhile() {
 }
 
 #[test]
-fn a_compiler_that_knows_only_older_devices_is_named_when_the_device_is_opened() {
+fn a_device_newer_than_the_compiler_runs_ptx_and_one_too_old_is_refused() {
     let Some(driver) = FakeDriver::install() else { return };
     driver.set("capability", 990);
-    let error = Device::open(0, limits(false)).map(|_| ()).expect_err("there is no such device").to_string();
-    for part in ["makes no code for sm_990", "sm_90", "install a newer one", "SLABWISE_LIBNVRTC"] {
+    driver.set("shared_bytes", 227 << 10);
+    let mut device = Device::open(0, limits(false)).expect("its driver compiles PTX");
+    let (x, y) = (device.reserve(256).expect("room"), device.reserve(256).expect("room"));
+    let values: Vec<u8> = (0..64).flat_map(|i| (i as f32).to_ne_bytes()).collect();
+    device.write(&x, &values).expect("it is written");
+    let left = (227 << 10) - 4096;
+    for (bytes, fits) in [(left, true), (left + 1, false)] {
+        let kernel = through_shared(bytes);
+        let program = device.load(&[&kernel]).expect("it is PTX for a device before this one");
+        let launch = Launch { step: 0, kernel: &kernel, arguments: &[x, y], workspace: x.part(0, 0) };
+        let launched = device.launch(&program, &Env::default(), &launch);
+        assert_eq!(launched.is_ok(), fits, "{bytes} bytes: {launched:?}");
+    }
+    let expected: Vec<f32> = (0..64).map(|i| 2.0 * (63 - i) as f32).collect();
+    assert_eq!(floats(&device, &y), expected);
+    drop(device);
+    driver.set("capability", 70);
+    let error = Device::open(0, limits(false)).map(|_| ()).expect_err("there is no such code").to_string();
+    for part in ["makes no code for sm_70", "sm_90", "a device of sm_80 or newer"] {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
+}
+
+#[test]
+fn programs_share_the_code_of_their_functions() {
+    let Some(_driver) = FakeDriver::install() else { return };
+    let device = Device::open(0, limits(false)).expect("it is there");
+    // No other test has these.
+    let of = |number: usize| {
+        let text = format!("extern \"C\" __global__ void NAME(const __grid_constant__ Words<1> p) {{\n    *(int*)p.w[0] = {number};\n}}\n");
+        Lowered::new(vec![Function::new("shared_by_programs", &text)], 0, |_: &Env| vec![])
+    };
+    let kernels: Vec<Lowered> = (1..=3).map(of).collect();
+    let loaded = |steps: &[&Lowered]| {
+        let before = made();
+        let program = device.load(steps).expect("the kernels are fine");
+        (program, made() - before)
+    };
+    // Compiled or, if a run before this one left them there, read.
+    let made_first = loaded(&[&kernels[0], &kernels[1], &kernels[0]]);
+    assert_eq!(made_first.1, 2, "two functions");
+    assert!(program_uses(&made_first.0, &kernels[..2]));
+    drop(made_first);
+    let second = loaded(&[&kernels[1], &kernels[2], &kernels[0]]);
+    assert_eq!(second.1, 1, "one is new");
+    assert!(program_uses(&second.0, &kernels));
+    assert_eq!(loaded(&[&kernels[2]]).1, 0);
+}
+
+/// How many functions the process has compiled or read.
+fn made() -> usize {
+    Compiler::of_process().compiled() + Compiler::of_process().read()
+}
+
+fn program_uses(program: &slabwise_cuda::Program, kernels: &[Lowered]) -> bool {
+    kernels.iter().all(|kernel| program.usage(&kernel.functions[0].name).is_some_and(|usage| usage.registers > 0))
 }
 
 #[test]
@@ -226,6 +280,7 @@ fn a_kernel_that_does_not_compile_is_kept_for_reading() {
     let error = device.load(&[&kernel]).map(|_| ()).expect_err("it names what there is not");
     let LoadError::Compile(nvrtc::Error::Refused { source_file: Some(file), log, .. }) = &error else { panic!("{error}") };
     let message = error.to_string();
+    assert!(message.contains(&format!("the generated kernel {} for sm_90", kernel.functions[0].name)), "{message}");
     assert!(log.contains("undeclared") && message.contains(log) && message.contains(&file.display().to_string()), "{message}");
     // The line that the log names is the one that the file shows under its number.
     let numbered = |line: &&str| line.contains("undeclared = 1");
@@ -245,6 +300,12 @@ fn a_device_that_is_lost_says_so_from_then_on() {
     assert!(matches!(&error, DriverError::Lost(why) if why.contains("CUDA_ERROR_ILLEGAL_ADDRESS")), "{error}");
     assert_eq!(device.fill(&x, 0), Err(error.clone()));
     assert_eq!(device.reserve(1).map(|_| ()), Err(error));
+    // An error of the memory that the device has shut in.
+    let device = Device::open(0, limits(false)).expect("it is there");
+    driver.fail("cuStreamSynchronize", 0, CONTAINED);
+    let error = device.synchronize().expect_err("it was told to fail");
+    assert!(matches!(&error, DriverError::Lost(_)), "{error}");
+    assert_eq!(device.synchronize(), Err(error));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use products::library::{
 };
 use products::{matmul, numbers, strided, typed};
 use slabwise_cuda::cache::Cache;
+use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::fake::FakeDriver;
 use slabwise_cuda::{Choice, Device, Picks, Target, Tuner, candidates, lower, lower_as};
 use slabwise_kernels::dtype::DType;
@@ -210,6 +211,28 @@ fn choose(picks: Arc<Picks>, spec: &Spec) -> Choice {
 /// The names of our own candidates.
 fn own(spec: &Spec) -> Vec<String> {
     candidates(spec, &Env::default(), &target()).expect("it has sources").into_iter().map(|c| c.name).collect()
+}
+
+#[test]
+fn what_was_timed_is_not_compiled_again() {
+    let Some(_driver) = installed() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let products = [product(), other_product()];
+    let wanted: Vec<(&Spec, Target)> = products.iter().map(|spec| (spec, target())).collect();
+    let choices = tuner(picks_in(&folder)).choose(&wanted, &Env::default());
+    // Functions are compiled once in a process: the candidates of both products have been, whichever was picked.
+    let made = || Compiler::of_process().compiled() + Compiler::of_process().read();
+    let before = made();
+    assert!(before > 0);
+    let device = Device::open(0, LIMITS).expect("it is there");
+    for (spec, choice) in products.iter().zip(&choices) {
+        let own = candidates(spec, &Env::default(), &target()).expect("it has sources");
+        assert!(own.len() > 1);
+        let picked = lower_as(spec, &Env::default(), &target(), choice).expect("it has a source");
+        let timed = own.iter().take(4).map(|candidate| &candidate.lowered).chain([&picked]);
+        device.load(&timed.collect::<Vec<_>>()).expect("the kernels are fine");
+    }
+    assert_eq!(made(), before);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::{Device, Launch, Limits, Lowered, Overlap, Picks, Program, Run, Tuner, Work};
 use slabwise_kernels::cpu::Fault;
@@ -15,7 +16,7 @@ use slabwise_planner::Bytes;
 use super::{Kernel, Resources, scratch};
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, MemoryInfo, Policy, Range};
-use crate::settings::{AUTOTUNE, BRANCHES, CUDNN, EARLY_LAUNCH, GRAPHS, switch};
+use crate::settings::{AUTOTUNE, BRANCHES, CUDNN, EARLY_LAUNCH, GRAPHS, switch, threads};
 
 /// A kernel that looks for indices out of range.
 #[derive(Clone, Debug)]
@@ -93,6 +94,9 @@ impl Gpu {
         check_pages(&device, &name, config)?;
         let (graphs, overlap) = (switch(GRAPHS)?, Overlap { branches: switch(BRANCHES)?, launches: switch(EARLY_LAUNCH)? });
         let (tunes, cudnn) = (switch(AUTOTUNE)?, switch(CUDNN)?);
+        if let Some(threads) = threads()? {
+            Compiler::of_process().set_threads(threads);
+        }
         let running = Mutex::new((Arc::new([]) as Arc<[Check]>, Env::default()));
         let (saved, untold) = (Mutex::default(), Mutex::default());
         Ok(Gpu { device, name, running, saved, untold, graphs, overlap, ordinal, tunes, cudnn, published: None, placing: false })

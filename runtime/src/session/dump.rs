@@ -43,7 +43,7 @@ pub(super) fn write(folder: &Path, gpu: &Gpu, inner: &Compiled, groups: &[Group]
         let code = gpu.device.code_of(&function).map_err(|e| Error::Device { device: inner.name.to_string(), why: e.to_string() })?;
         save(&format!("{}.cu", function.name), format!("#include \"prelude.cuh\"\n\n{}", function.source).as_bytes())?;
         save(&format!("{}.cubin", function.name), &code.image)?;
-        used.extend(code.usage.into_iter().map(|usage| (usage.name.clone(), usage)));
+        used.extend(code.usage.iter().map(|usage| (usage.name.clone(), usage.clone())));
     }
     let bounds = inner.symbols.bounds();
     let step = |(at, step): (usize, &Step)| {

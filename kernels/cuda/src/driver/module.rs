@@ -25,10 +25,13 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Module {
-    /// Loads a cubin.
+    /// Loads a cubin, or PTX that ends in 0, which the driver compiles.
     pub fn load(image: &[u8]) -> Result<Module> {
+        if !image.starts_with(b"\x7fELF") && image.last() != Some(&0) {
+            return Err(DriverError::Failed { call: "cuModuleLoadData", code: "neither a cubin nor PTX that ends in 0".into() });
+        }
         let mut raw = null_mut();
-        // SAFETY: a cubin says how long it is; the driver reads no further.
+        // SAFETY: a cubin says how long it is, and PTX ends in 0; the driver reads no further.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut raw, image.as_ptr().cast()) })?;
         Ok(Module(raw))
     }

@@ -5,6 +5,7 @@ pub mod gpu;
 pub mod layouts;
 
 use slabwise_cuda::cache::Cache;
+use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::emulator::{self, Check, Emulator, Order, asan_library, gpu_required, protect};
 use slabwise_cuda::{Function, Lowered, PRELUDE, Target, Word, lower, nvrtc};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
@@ -272,8 +273,9 @@ pub fn compile_for_gpu(functions: &[Function], sm: u32, spill_bytes_max: u32) {
     let executable = std::env::current_exe().expect("a path");
     let built = executable.parent().and_then(|deps| deps.parent()).expect("a build folder");
     let cache = Cache::at(built.join("slabwise-cubins")).expect("a private folder");
-    let cubin = cache.compile(&nvrtc::Program::new(PRELUDE, functions, sm)).unwrap_or_else(|e| panic!("{e}"));
-    let spilled: Vec<_> = cubin.usage.iter().filter(|u| u.spill_bytes > spill_bytes_max).collect();
+    let programs = nvrtc::Program::each(PRELUDE, functions, sm);
+    let code = Compiler::of_process().compile(Some(&cache), &programs).unwrap_or_else(|e| panic!("{e}"));
+    let spilled: Vec<_> = code.iter().flat_map(|cubin| &cubin.usage).filter(|u| u.spill_bytes > spill_bytes_max).collect();
     assert!(spilled.is_empty(), "sm_{sm}: {spilled:?}");
 }
 

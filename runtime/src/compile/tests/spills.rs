@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use slabwise_cuda::cache::Cache;
+use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::nvrtc::{self, Program};
 use slabwise_cuda::{Function, PRELUDE, Target};
 
@@ -56,12 +57,12 @@ fn check(functions: &[&Function], sm: u32) {
     let executable = std::env::current_exe().expect("a path");
     let built = executable.parent().and_then(|deps| deps.parent()).expect("a build folder");
     let cache = Cache::at(built.join("slabwise-cubins")).expect("a private folder");
-    for some in functions.chunks(4) {
-        let made = cache.compile(&Program::new(PRELUDE, some.iter().copied(), sm)).unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(made.usage.len(), some.len(), "sm_{sm}: {:?}", made.usage);
-        let spilled: Vec<_> = made.usage.iter().filter(|usage| usage.spill_bytes > 0).collect();
-        assert!(spilled.is_empty(), "sm_{sm}: {spilled:?}");
-    }
+    let programs = Program::each(PRELUDE, functions.iter().copied(), sm);
+    let made = Compiler::of_process().compile(Some(&cache), &programs).unwrap_or_else(|e| panic!("{e}"));
+    let usage: Vec<_> = made.iter().flat_map(|code| &code.usage).collect();
+    assert_eq!(usage.len(), functions.len(), "sm_{sm}: {usage:?}");
+    let spilled: Vec<_> = usage.iter().filter(|usage| usage.spill_bytes > 0).collect();
+    assert!(spilled.is_empty(), "sm_{sm}: {spilled:?}");
 }
 
 /// Whether there is a compiler; says so if not.
