@@ -2,7 +2,7 @@
 //! time that a test says kernels take.
 #![cfg(feature = "cuda")]
 
-use ndarray::{Array2, ArrayD};
+use ndarray::{Array2, Array4, ArrayD};
 use slabwise::memory::MemoryConfig;
 use slabwise::optim::Sgd;
 use slabwise::prelude::*;
@@ -226,6 +226,65 @@ fn workspaces_of_the_library_are_planned_and_a_step_allocates_nothing() {
         allocated = driver.get("allocations");
     }
     assert_eq!(session.last_run().peak_slab_bytes, slab);
+}
+
+/// A small network of convolutions with a batch of up to 6, trained by some steps: losses, weights, and what computes each kernel.
+fn train_convolutions(device: Device, batches: &[usize]) -> Result<(Vec<f32>, Vec<ArrayD<f32>>, Vec<Option<String>>)> {
+    let params = Params::seeded(7);
+    let normal = Init::Normal { mean: 0.0, std: 0.2 };
+    let weight = |name: &str, dims: [u32; 4]| params.root().param(name, (dims[0], dims[1], dims[2], dims[3]), normal);
+    let (first, apart) = (weight("first", [8, 3, 3, 3]), weight("apart", [8, 1, 3, 3]));
+    let (mixed, last) = (weight("mixed", [12, 8, 1, 1]), params.root().param("last", (12 * 16, 5), normal));
+    let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
+    let mut session = Session::new(device, params)?.with_threads(1).with_options(all()).with_memory(&config)?;
+    let trace = Trace::training();
+    let batch = Dim::bounded("batch", 6);
+    let (x, labels) = (trace.input("x", F32, (batch, 3, 8, 8)), trace.input("labels", I32, (batch,)));
+    let geometry = ConvGeometry { pad: [1, 1], ..ConvGeometry::default() };
+    let hidden = x.conv2d_with(trace.param(&first), geometry).relu();
+    let hidden = hidden.conv2d_with(trace.param(&apart), ConvGeometry { groups: 8, stride: [2, 2], ..geometry });
+    let hidden = hidden.conv2d(trace.param(&mixed)).relu().flatten(1);
+    let loss = hidden.matmul(trace.param(&last)).cross_entropy(labels);
+    trace.minimize(loss, Sgd::new(0.1));
+    let program = session.compile(&trace, [loss])?;
+    let mut losses = Vec::new();
+    for (step, &batch) in batches.iter().enumerate() {
+        let x = Array4::from_shape_fn((batch, 3, 8, 8), |(n, c, i, j)| ((n * 31 + c * 17 + i * 7 + j + step) as f32 * 0.618).sin());
+        let labels: Vec<i32> = (0..batch as i32).map(|n| n % 5).collect();
+        losses.push(session.run(&program, (&x, &labels))?[0].item());
+        assert_eq!(session.last_run().peak_slab_bytes, session.slab_bytes(), "the planned peak is what kernels are given");
+    }
+    let weights = session.names().map(|name| session.value(name)).collect::<Result<_>>()?;
+    Ok((losses, weights, program.libraries()))
+}
+
+#[test]
+fn convolutions_by_libraries_train_as_the_cpu_does() {
+    let Some(driver) = installed(1_000_000) else { return };
+    driver.set("cudnn", 1);
+    driver.cost("cudnn", 1_000);
+    driver.cost("gemm_parts", 1_000);
+    // Sizes change and come back: a graph is recorded for each.
+    let batches = [6, 6, 3, 6, 1];
+    let train = |driver: &FakeDriver| {
+        driver.forget_picks();
+        train_convolutions(Device::Cuda(0), &batches).expect("it trains")
+    };
+    let (expected, ..) = train_convolutions(Device::Cpu, &batches).expect("it trains");
+    let (losses, weights, libraries) = train(&driver);
+    assert_close(&losses, &expected);
+    let by_cudnn = libraries.iter().flatten().filter(|name| name.starts_with("cuDNN algorithm")).count();
+    assert_eq!(by_cudnn, 3 + 2 + 3, "three forward, of the first no gradient of its image: {libraries:?}");
+    let (again, weights_again, _) = train(&driver);
+    assert_eq!((again, weights_again), (losses, weights), "the same bits");
+    // Kernels of one element are products.
+    driver.cost("", 1_000_000);
+    driver.cost("cublaslt", 1_000);
+    driver.cost("gemm_parts", 1_000);
+    let (losses, _, libraries) = train(&driver);
+    assert_close(&losses, &expected);
+    let products = libraries.iter().flatten().filter(|name| name.starts_with("cuBLASLt")).count();
+    assert_eq!(products, 3 + 3, "of the last convolution and the last product: {libraries:?}");
 }
 
 #[test]

@@ -54,8 +54,9 @@ pub struct CompileOptions {
     pub check_memory: bool,
 }
 
-/// Which products a CUDA device computes by the fastest of a few kernels, cuBLASLt's among them, which are timed when a program is
-/// compiled. The others are computed as a model of the device ranks first, and so are all with `SLABWISE_AUTOTUNE=0`.
+/// Which products and convolutions a CUDA device computes by the fastest of a few kernels, cuBLASLt's and cuDNN's among them, which are
+/// timed when a program is compiled. The others are computed as a model of the device ranks first, and so are all with
+/// `SLABWISE_AUTOTUNE=0`; `SLABWISE_CUDNN=0` leaves cuDNN out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tuning {
     /// Those that take longer than their launch.

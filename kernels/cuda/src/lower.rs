@@ -97,9 +97,9 @@ pub struct Dispatch {
 #[derive(Debug)]
 pub(crate) enum ByLibrary {
     /// By cuBLASLt.
-    Product(Product),
+    Product(Box<Product>),
     /// By cuDNN.
-    Convolution(Convolution),
+    Convolution(Box<Convolution>),
 }
 
 /// The launches of a run, given its sizes.
@@ -112,7 +112,7 @@ pub struct Lowered {
     /// Bytes of scratch memory a run needs, whatever the sizes up to the bounds; it starts at a multiple of 256.
     pub workspace: u64,
     /// What a library computes before the launches.
-    pub(crate) by_library: Option<Box<ByLibrary>>,
+    pub(crate) by_library: Option<ByLibrary>,
     launches: Box<Launches>,
 }
 
@@ -124,7 +124,7 @@ impl Lowered {
 
     /// What of it a library computes, as text.
     pub fn library(&self) -> Option<String> {
-        self.by_library.as_ref().map(|work| match &**work {
+        self.by_library.as_ref().map(|work| match work {
             ByLibrary::Product(product) => product.name(),
             ByLibrary::Convolution(convolution) => convolution.name(),
         })

@@ -177,7 +177,7 @@ impl Device {
     /// If one cannot be compiled or loaded.
     pub fn load(&self, steps: &[&Lowered]) -> Result<Program, LoadError> {
         self.ready()?;
-        for work in steps.iter().filter_map(|step| step.by_library.as_deref()) {
+        for work in steps.iter().filter_map(|step| step.by_library.as_ref()) {
             // A library takes memory of the device, which a run does not.
             match work {
                 ByLibrary::Product(_) => self.shared.cublaslt().map(|_| ()),
@@ -269,7 +269,7 @@ impl Device {
     /// If it refuses one.
     pub fn foresee<'a>(&self, mut kernels: impl Iterator<Item = &'a Lowered>, env: &Env) -> Result<(), DriverError> {
         self.ready()?;
-        kernels.try_for_each(|kernel| match kernel.by_library.as_deref() {
+        kernels.try_for_each(|kernel| match kernel.by_library.as_ref() {
             Some(ByLibrary::Product(product)) => Ok(product.call(env, self.shared.cublaslt()?).map(|_| ())?),
             Some(ByLibrary::Convolution(convolution)) => Ok(convolution.call(env, self.shared.cudnn()?).map(|_| ())?),
             None => Ok(()),
@@ -363,7 +363,7 @@ impl Device {
     ) -> Result<(), DriverError> {
         let workspace = self.address(&launch.workspace).next_multiple_of(WORKSPACE_ALIGN);
         let argument = |argument: u16| self.address(&launch.arguments[usize::from(argument)]);
-        match launch.kernel.by_library.as_deref() {
+        match launch.kernel.by_library.as_ref() {
             Some(ByLibrary::Product(product)) => self.multiply(product, env, argument, workspace)?,
             Some(ByLibrary::Convolution(convolution)) => self.convolve(convolution, env, argument, workspace)?,
             None => {}

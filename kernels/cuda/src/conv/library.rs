@@ -51,7 +51,6 @@ pub struct Convolution {
 }
 
 /// A convolution for the sizes of a run.
-#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack: a launch allocates nothing")]
 pub(crate) enum Call {
     /// It has no points.
     Nothing,
@@ -251,7 +250,7 @@ impl Convolution {
                 Lowered::new(vec![rest.function], workspace, launches)
             }
         };
-        lowered.by_library = Some(Box::new(ByLibrary::Convolution(self)));
+        lowered.by_library = Some(ByLibrary::Convolution(Box::new(self)));
         Ok(lowered)
     }
 }

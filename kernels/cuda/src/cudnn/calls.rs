@@ -101,7 +101,7 @@ impl Calls {
         macro_rules! call {
             ($name:expr) => {
                 // SAFETY: the call is of this type in all versions with this major number.
-                *unsafe { library.get($name.as_bytes()) }.map_err(|e| format!(": {file} lacks a call: {e}"))?
+                *unsafe { library.get($name.as_bytes()) }.map_err(|e| format!(": {file} lacks {}: {e}", $name))?
             };
         }
         macro_rules! objects {
@@ -182,7 +182,7 @@ mod tests {
     fn a_library_without_a_call_is_none() {
         let other = Found { file: "libc.so.6".into(), place: Place::Loader };
         let why = Calls::of(&other).err().expect("it is no cuDNN");
-        assert!(why.contains("libc.so.6 lacks a call") && why.contains("cudnnGetVersion"), "{why}");
+        assert!(why.starts_with(": libc.so.6 lacks cudnnGetVersion"), "{why}");
     }
 
     /// As the library's header says.

@@ -250,7 +250,7 @@ impl Product {
                 Lowered::new(vec![rest.function], workspace, launches)
             }
         };
-        lowered.by_library = Some(Box::new(ByLibrary::Product(self)));
+        lowered.by_library = Some(ByLibrary::Product(Box::new(self)));
         Ok(lowered)
     }
 }
