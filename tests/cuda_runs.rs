@@ -303,7 +303,7 @@ fn runs_without_elements_are_those_of_the_cpu() {
 #[cfg(feature = "cli")]
 #[test]
 fn variables_of_cuda_sessions_are_checked_on_every_device() {
-    for (name, value) in [("SLABWISE_AUTOTUNE", "abc"), ("SLABWISE_CUDA_GRAPHS", "x")] {
+    for (name, value) in [("SLABWISE_AUTOTUNE", "abc"), ("SLABWISE_CUDA_GRAPHS", "x"), ("SLABWISE_CUDNN", "2")] {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slabwise"));
         let output = command.args(["plan", "mlp", "--batch", "4", "--device", "cpu"]).env(name, value).output().expect("it starts");
         let error = String::from_utf8_lossy(&output.stderr).into_owned();

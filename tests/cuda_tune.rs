@@ -42,6 +42,14 @@ struct Trained {
     functions: Vec<Vec<String>>,
 }
 
+impl Trained {
+    fn of(session: &Session, program: &Program<1>, losses: Vec<f32>) -> Result<Trained> {
+        let weights = session.names().map(|name| session.value(name)).collect::<Result<_>>()?;
+        let functions = program.resources().iter().map(|step| step.iter().map(|used| used.function.clone()).collect()).collect();
+        Ok(Trained { losses, weights, libraries: program.libraries(), functions })
+    }
+}
+
 /// A perceptron with a batch of up to 24, trained by some steps.
 fn train(device: Device, batches: &[usize], options: CompileOptions) -> Result<Trained> {
     let params = Params::seeded(5);
@@ -66,9 +74,7 @@ fn train(device: Device, batches: &[usize], options: CompileOptions) -> Result<T
         losses.push(session.run(&program, (&x, &labels))?[0].item());
         assert_eq!(session.last_run().peak_slab_bytes, session.slab_bytes(), "the planned peak is what kernels are given");
     }
-    let weights = session.names().map(|name| session.value(name)).collect::<Result<_>>()?;
-    let functions = program.resources().iter().map(|step| step.iter().map(|used| used.function.clone()).collect()).collect();
-    Ok(Trained { losses, weights, libraries: program.libraries(), functions })
+    Trained::of(&session, &program, losses)
 }
 
 fn tuned(driver: &FakeDriver, batches: &[usize]) -> Trained {
@@ -228,8 +234,8 @@ fn workspaces_of_the_library_are_planned_and_a_step_allocates_nothing() {
     assert_eq!(session.last_run().peak_slab_bytes, slab);
 }
 
-/// A small network of convolutions with a batch of up to 6, trained by some steps: losses, weights, and what computes each kernel.
-fn train_convolutions(device: Device, batches: &[usize]) -> Result<(Vec<f32>, Vec<ArrayD<f32>>, Vec<Option<String>>)> {
+/// A small network of convolutions with a batch of up to 6, trained by some steps.
+fn train_convolutions(device: Device, batches: &[usize]) -> Result<Trained> {
     let params = Params::seeded(7);
     let normal = Init::Normal { mean: 0.0, std: 0.2 };
     let weight = |name: &str, dims: [u32; 4]| params.root().param(name, (dims[0], dims[1], dims[2], dims[3]), normal);
@@ -254,8 +260,7 @@ fn train_convolutions(device: Device, batches: &[usize]) -> Result<(Vec<f32>, Ve
         losses.push(session.run(&program, (&x, &labels))?[0].item());
         assert_eq!(session.last_run().peak_slab_bytes, session.slab_bytes(), "the planned peak is what kernels are given");
     }
-    let weights = session.names().map(|name| session.value(name)).collect::<Result<_>>()?;
-    Ok((losses, weights, program.libraries()))
+    Trained::of(&session, &program, losses)
 }
 
 #[test]
@@ -270,18 +275,18 @@ fn convolutions_by_libraries_train_as_the_cpu_does() {
         driver.forget_picks();
         train_convolutions(Device::Cuda(0), &batches).expect("it trains")
     };
-    let (expected, ..) = train_convolutions(Device::Cpu, &batches).expect("it trains");
-    let (losses, weights, libraries) = train(&driver);
+    let expected = train_convolutions(Device::Cpu, &batches).expect("it trains").losses;
+    let Trained { losses, weights, libraries, .. } = train(&driver);
     assert_close(&losses, &expected);
     let by_cudnn = libraries.iter().flatten().filter(|name| name.starts_with("cuDNN algorithm")).count();
     assert_eq!(by_cudnn, 3 + 2 + 3, "three forward, of the first no gradient of its image: {libraries:?}");
-    let (again, weights_again, _) = train(&driver);
-    assert_eq!((again, weights_again), (losses, weights), "the same bits");
+    let again = train(&driver);
+    assert_eq!((again.losses, again.weights), (losses, weights), "the same bits");
     // Kernels of one element are products.
     driver.cost("", 1_000_000);
     driver.cost("cublaslt", 1_000);
     driver.cost("gemm_parts", 1_000);
-    let (losses, _, libraries) = train(&driver);
+    let Trained { losses, libraries, .. } = train(&driver);
     assert_close(&losses, &expected);
     let products = libraries.iter().flatten().filter(|name| name.starts_with("cuBLASLt")).count();
     assert_eq!(products, 3 + 3, "of the last convolution and the last product: {libraries:?}");

@@ -222,9 +222,10 @@ static Status heuristics(const char* call, int kind, const Tensor* a, const Tens
     for (int i = 0; i < 6 && *count < wanted; ++i) {
         int number = ALGORITHMS[kind][i].number;
         answers[(*count)++] = (Performance){.algorithm = number, .time = (float)i, .memory = workspace(kind, number, to),
-                                            .determinism = ALGORITHMS[kind][i].deterministic, .math = c->math};
+                                            .determinism = ALGORITHMS[kind][i].deterministic,
+                                            .math = c->math == FMA_MATH ? DEFAULT_MATH : c->math};
     }
-    /* One for products that are rounded, whatever was asked for, and one that it has no kernel for. */
+    /* One for products that are rounded further, whatever was asked for, and one that it has no kernel for. */
     if (*count < wanted)
         answers[(*count)++] = (Performance){.algorithm = 1, .determinism = 1, .math = a->type == FLOAT ? ALLOW_CONVERSION : DEFAULT_MATH};
     if (*count < wanted) answers[(*count)++] = (Performance){.algorithm = 2, .status = NOT_SUPPORTED, .determinism = 1, .math = c->math};

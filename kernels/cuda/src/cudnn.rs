@@ -243,11 +243,11 @@ impl Handle {
         found.truncate(usize::try_from(returned).unwrap_or(0));
         let mut algorithms: Vec<Algorithm> = Vec::new();
         for one in found {
-            let rounds = one.math == ROUNDED_TO_HALVES || plain && one.math == TENSOR_CORES;
-            if one.status != 0 || one.determinism != DETERMINISTIC || rounds || !sums.contains(&one.algorithm) {
+            // The library lists algorithms with roundings that were not asked for: what is set is what counts.
+            let math = if plain { PLAIN } else { one.math };
+            if one.status != 0 || one.determinism != DETERMINISTIC || math == ROUNDED_TO_HALVES || !sums.contains(&one.algorithm) {
                 continue;
             }
-            let math = if plain { PLAIN } else { one.math };
             let same = |known: &Algorithm| (known.number, known.math) == (one.algorithm, math);
             if algorithms.len() < count
                 && !algorithms.iter().any(same)

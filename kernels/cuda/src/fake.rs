@@ -121,11 +121,11 @@ impl FakeDriver {
             let found = Library::Driver.open_as(&file).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(found.file, file, "another driver was opened before");
             // Libraries that are installed here would look for a real driver.
-            for (library, built) in [(Library::CublasLt, build_cublaslt()), (Library::Cudnn, build_cudnn())] {
-                let file = built.unwrap_or_else(|e| panic!("{e}"));
-                let found = library.open_as(&file).unwrap_or_else(|e| panic!("{e}"));
-                assert_eq!(found.file, file, "another {} was opened before", library.name());
-            }
+            let library = build_cublaslt().unwrap_or_else(|e| panic!("{e}"));
+            let found = Library::CublasLt.open_as(&library).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(found.file, library, "another cuBLASLt was opened before");
+            // A test may have looked for one that cannot be used.
+            let _ = Library::Cudnn.open_as(&build_cudnn().unwrap_or_else(|e| panic!("{e}")));
             // SAFETY: the object has no initialisers.
             let object = unsafe { Object::new(&file) }.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
             let path = CString::new(functions.as_os_str().as_encoded_bytes()).expect("a path without zeros");

@@ -3,6 +3,9 @@
 mod common;
 mod products;
 
+use std::path::Path;
+use std::process::Command;
+
 use common::{Case, Choices};
 use products::convolution::{KINDS, Shape};
 use products::library::{
@@ -11,6 +14,7 @@ use products::library::{
 use products::{numbers, typed};
 use slabwise_cuda::cudnn;
 use slabwise_cuda::fake::FakeDriver;
+use slabwise_cuda::libraries::Library;
 use slabwise_cuda::{Choice, Device, Target, Tuner, lower_as};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
@@ -358,6 +362,50 @@ fn a_cudnn_that_fails_says_how_to_do_without() {
     assert!(error.contains("cudnnCreate answered CUDNN_STATUS_NOT_INITIALIZED (there is no such library now)"), "{error}");
 }
 
+/// In a process whose `SLABWISE_LIBCUDNN` is no cuDNN.
+#[test]
+#[ignore = "needs a variable: run by the test below"]
+fn without_a_library_that_can_be_used() {
+    let found = Library::Cudnn.open().map_err(ToString::to_string);
+    let Some(driver) = with_cudnn() else { return };
+    driver.cost("cudnn", 1);
+    let refused = cudnn::version().expect_err("it is none").to_string();
+    assert!(refused.starts_with("cuDNN (libcudnn) was not found: "), "{refused}");
+    match found {
+        Ok(_) => assert!(refused.contains("lacks cudnnGetVersion"), "{refused}"),
+        Err(missing) => assert!(refused == missing && refused.contains("SLABWISE_LIBCUDNN"), "{refused}"),
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let choice = tuner(picks_in(&folder)).choose(&[(&timed().contiguous(ConvKind::Forward), target())], &Env::default()).remove(0);
+    assert!(matches!(choice, Choice::Own(_)), "{choice:?}");
+    assert_eq!(kept(&folder), 1, "nothing will be different another time");
+    let mut case = timed().case(ConvKind::Forward, &mut Choices::new(38));
+    case.target = target();
+    let error = on_device(&[(&case, &of_library(&case, &dnn(1, 1 << 16)))]).remove(0).expect_err("it cannot be loaded");
+    assert_eq!(error.to_string(), refused);
+}
+
+#[test]
+fn a_cudnn_that_is_nowhere_or_lacks_calls_is_done_without() {
+    if with_cudnn().is_none() {
+        return;
+    }
+    let other = slabwise_cuda::fake::build_cublaslt().expect("it was built before");
+    for file in [Path::new("/nowhere/libcudnn.so.9"), &other] {
+        let mut child = Command::new(std::env::current_exe().expect("a path"));
+        child.args(["--exact", "without_a_library_that_can_be_used", "--ignored", "--nocapture"]).env("SLABWISE_LIBCUDNN", file);
+        let output = child.output().expect("it starts");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("1 passed"), "{}: {text}", file.display());
+    }
+}
+
+/// How many picks a folder keeps.
+fn kept(folder: &tempfile::TempDir) -> usize {
+    let files = std::fs::read_dir(folder.path().join("cache")).expect("a folder").flatten();
+    files.filter(|entry| entry.path().extension().is_some_and(|e| e == "pick")).count()
+}
+
 /// The choice for a spec, with nothing known from before.
 fn chosen(spec: &Spec, target: Target) -> Choice {
     let folder = tempfile::tempdir().expect("a folder");
@@ -408,10 +456,6 @@ fn the_tuner_takes_cudnn_where_it_is_fastest_and_may_be_taken() {
 fn own_kernels_take_over_where_cudnn_fails_or_is_gone() {
     let Some(driver) = with_cudnn() else { return };
     let spec = timed().contiguous(ConvKind::Forward);
-    let kept = |folder: &tempfile::TempDir| {
-        let files = std::fs::read_dir(folder.path().join("cache")).expect("a folder").flatten();
-        files.filter(|entry| entry.path().extension().is_some_and(|e| e == "pick")).count()
-    };
     let pick = |folder: &tempfile::TempDir| tuner(picks_in(folder)).choose(&[(&spec, target())], &Env::default()).remove(0);
     for (call, code, stays) in [
         ("cudnnCreate", 4000, false),
@@ -422,7 +466,6 @@ fn own_kernels_take_over_where_cudnn_fails_or_is_gone() {
         driver.cost("", 1_000_000);
         driver.cost("cudnn_forward_1", 10_000);
         let folder = tempfile::tempdir().expect("a folder");
-        // Nothing else is asked of it, so that it lives for this pick alone.
         driver.fail(call, 0, code);
         let choice = pick(&folder);
         assert!(matches!(choice, Choice::Own(_)), "{call}: {choice:?}");

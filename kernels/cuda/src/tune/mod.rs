@@ -134,6 +134,7 @@ impl Tuner {
     fn pick(&self, open: &[Group<'_>], bounds: &Env, choices: &mut [Choice]) -> Result<(), Error> {
         let mut bench: Option<Bench> = None;
         let mut trials: Vec<(&Group<'_>, Trial)> = Vec::new();
+        let mut told: Vec<LibraryError> = Vec::new();
         for group in open {
             let kept = self.picks.kept(&group.key);
             if let Some(choice @ Choice::Own(name)) = &kept
@@ -164,10 +165,15 @@ impl Tuner {
                 for offered in offered {
                     match offered {
                         Ok(choices) => list.extend(choices),
-                        Err(e @ LibraryError::Missing(_)) => log::info!("{e}"),
                         Err(e) => {
-                            log::error!("{e}; products are computed without it");
-                            trial.lasting = false;
+                            let missing = matches!(e, LibraryError::Missing(_));
+                            trial.lasting &= missing;
+                            // What is wrong for all is said once.
+                            if !told.contains(&e) {
+                                let level = if missing { log::Level::Info } else { log::Level::Error };
+                                log::log!(level, "{e}; products are computed without it");
+                                told.push(e);
+                            }
                         }
                     }
                 }
