@@ -138,7 +138,6 @@ pub fn all(places: &Places, quick: bool) -> Result<Vec<Item>, String> {
 type Variable = (&'static str, &'static str);
 
 const NO_GRAPHS: Variable = ("SLABWISE_CUDA_GRAPHS", "0");
-const TF32: Variable = ("SLABWISE_TF32", "1");
 
 struct List<'a> {
     places: &'a Places,
@@ -176,10 +175,9 @@ impl List<'_> {
             let batch = if self.quick { 2 } else { batch }.to_string();
             for precision in PRECISIONS {
                 let step = format!("step/{name}/{precision}");
-                let tf32: &[_] = if precision == "tf32" { &[TF32] } else { &[] };
                 let words = ["step", model, &batch, precision];
-                self.own(&format!("{step}/slabwise"), 180, &words, tf32);
-                self.own(&format!("{step}/slabwise-no-graph"), 180, &words, &[&[NO_GRAPHS], tf32].concat());
+                self.own(&format!("{step}/slabwise"), 180, &words, &[]);
+                self.own(&format!("{step}/slabwise-no-graph"), 180, &words, &[NO_GRAPHS]);
                 for mode in TORCH_MODES {
                     let seconds = if ["compile", "reduce-overhead"].contains(&mode) { 300 } else { 120 };
                     self.peer(&format!("{step}/torch-{mode}"), seconds, "torch_step.py", &["step", mode, name, &batch, precision]);
@@ -203,10 +201,9 @@ impl List<'_> {
 
     fn products(&mut self) {
         for precision in PRECISIONS {
-            let tf32: &[_] = if precision == "tf32" { &[TF32] } else { &[] };
             for n in PRODUCTS {
                 let words = ["product", if self.quick { "64" } else { n }, precision];
-                self.own(&format!("product/{n}/{precision}/slabwise"), 120, &words, tf32).fresh = true;
+                self.own(&format!("product/{n}/{precision}/slabwise"), 120, &words, &[]).fresh = true;
                 self.peer(&format!("product/{n}/{precision}/torch"), 120, "torch_step.py", &words);
             }
         }
@@ -214,11 +211,10 @@ impl List<'_> {
 
     fn convolutions(&mut self) {
         for precision in PRECISIONS {
-            let tf32: &[_] = if precision == "tf32" { &[TF32] } else { &[] };
             for (name, [batch, inputs, outputs, image, k, stride]) in CONVOLUTIONS {
                 let sizes = if self.quick { [1, inputs.min(8), 8, 8, k, stride] } else { [batch, inputs, outputs, image, k, stride] };
                 let sizes = sizes.map(|n| n.to_string()).join(",");
-                self.own(&format!("conv/{name}/{precision}/slabwise"), 180, &["conv", &sizes, precision], tf32).fresh = true;
+                self.own(&format!("conv/{name}/{precision}/slabwise"), 180, &["conv", &sizes, precision], &[]).fresh = true;
                 self.peer(&format!("conv/{name}/{precision}/torch"), 120, "torch_step.py", &["conv", &sizes, precision]);
             }
         }

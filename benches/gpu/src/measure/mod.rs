@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 use slabwise::feed::Feed;
-use slabwise::{Device, Error, Program, Result, Session};
+use slabwise::{DType, Device, Error, Program, Result, Session};
 
 use crate::items::QUICK;
 
@@ -28,8 +28,7 @@ pub fn child(words: &[String]) -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let measured = match words[..] {
         ["device"] => device(),
-        ["step", _, _, "bf16"] => Ok(skipped("built-in models have no bf16 mode")),
-        ["step", model, batch, "f32" | "tf32"] => steps::step(model, batch),
+        ["step", model, batch, precision] => steps::step(model, batch, precision),
         ["bytes", model, batch] => steps::bytes(model, batch),
         ["budget", model, batch, way] => steps::budget(model, batch, way),
         ["product", n, precision] => products::square(n, precision),
@@ -54,8 +53,13 @@ fn number(text: &str) -> Result<u32> {
     text.parse().map_err(|e| Error::Value(format!("{text:?} is no number: {e}")))
 }
 
-fn skipped(why: &str) -> Value {
-    json!({ "skipped": why })
+/// The type that the operands of products are stored in.
+fn dtype(precision: &str) -> Result<DType> {
+    match precision {
+        "f32" | "tf32" => Ok(DType::F32),
+        "bf16" => Ok(DType::BF16),
+        _ => Err(Error::Value(format!("{precision:?} is no precision; there are f32, tf32 and bf16"))),
+    }
 }
 
 /// The first device, with the versions of what is used on it.

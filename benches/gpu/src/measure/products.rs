@@ -11,7 +11,7 @@ use slabwise::prelude::*;
 use slabwise::{Buffer, CompileOptions, Tuning};
 use slabwise_kernels::memory::Element;
 
-use super::number;
+use super::{dtype, number};
 
 /// What the tuner says of candidates, as it says it.
 static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -33,24 +33,16 @@ impl log::Log for Listener {
 }
 
 /// A session that times all candidates anew and says what it finds.
-fn session() -> Result<Session> {
+fn session(precision: &str) -> Result<Session> {
     if log::set_logger(&Listener).is_ok() {
         log::set_max_level(log::LevelFilter::Info);
     }
-    let options = CompileOptions { tuning: Tuning::All, ..CompileOptions::default() };
+    let options = CompileOptions { tuning: Tuning::All, tf32: precision == "tf32", ..CompileOptions::default() };
     Ok(Session::new(Device::cuda(0)?, Params::seeded(0))?.with_options(options))
 }
 
 fn candidates() -> Vec<String> {
     std::mem::take(&mut *TOLD.lock().expect("nobody panics with it"))
-}
-
-fn dtype(precision: &str) -> Result<DType> {
-    match precision {
-        "f32" | "tf32" => Ok(F32),
-        "bf16" => Ok(BF16),
-        _ => Err(slabwise::Error::Value(format!("{precision:?} is no precision; there are f32, tf32 and bf16"))),
-    }
 }
 
 /// Stored as its operands are, as peers do: products of halves are f32 here.
@@ -83,7 +75,7 @@ impl Upload<'_> {
 /// C = A·B of square matrices.
 pub fn square(n: &str, precision: &str) -> Result<Value> {
     let (n, dtype) = (number(n)?, dtype(precision)?);
-    let mut session = session()?;
+    let mut session = session(precision)?;
     let trace = Trace::inference().named("product");
     let [a, b] = ["a", "b"].map(|name| trace.input(name, dtype, (n, n)));
     let program = session.compile(&trace, [stored(a.matmul(b), dtype)])?;
@@ -113,7 +105,7 @@ pub fn convolution(sizes: &str, precision: &str) -> Result<Value> {
     let mut total = 0.0;
     let mut bytes = 0;
     for (at, part) in ["forward", "data", "weight"].into_iter().enumerate() {
-        let mut session = session()?;
+        let mut session = session(precision)?;
         let trace = Trace::inference().named(part);
         // Forward reads no gradient of the result.
         let names = &["x", "w", "dy"][..if at == 0 { 2 } else { 3 }];

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 use slabwise::models::{Examples, Model};
-use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Program, Result, Session};
+use slabwise::{Budget, Bytes, CompileOptions, DType, Device, Error, Offload, Params, Precision, Program, Result, Session};
 
 /// A link to the host, for choosing what to send; what PCIe 5 gives in each direction.
 const LINK: Bytes = Bytes(50_000_000_000);
@@ -20,11 +20,14 @@ struct Step {
 }
 
 impl Step {
-    fn open(model: &str, batch: &str, budget: impl FnOnce(Session) -> Session) -> Result<Step> {
+    fn open(model: &str, batch: &str, precision: &str, budget: impl FnOnce(Session) -> Session) -> Result<Step> {
         let (model, batch) = (Model::parse(model)?, super::number(batch)?);
+        let of_products = if super::dtype(precision)? == DType::BF16 { Precision::Bf16 } else { Precision::F32 };
         let params = Params::seeded(0);
-        let network = model.build(&params);
-        let mut session = budget(Session::new(Device::cuda(0)?, params)?);
+        let network = model.build(&params).with_precision(of_products);
+        // As peers do, what stays in f32 beside products of halves may be rounded, too.
+        let options = CompileOptions { tf32: precision != "f32", ..CompileOptions::default() };
+        let mut session = budget(Session::new(Device::cuda(0)?, params)?.with_options(options));
         let began = Instant::now();
         let program = network.training(&mut session, batch, model.optimizer())?;
         let compile_s = began.elapsed().as_secs_f64();
@@ -52,13 +55,13 @@ impl Step {
 }
 
 /// A training step: inputs from the host, weights updated.
-pub fn step(model: &str, batch: &str) -> Result<Value> {
-    Ok(Value::Object(Step::open(model, batch, |session| session)?.measured()?))
+pub fn step(model: &str, batch: &str, precision: &str) -> Result<Value> {
+    Ok(Value::Object(Step::open(model, batch, precision, |session| session)?.measured()?))
 }
 
 /// What the driver gave for a step beside what the plan says. A difference is an error unless it is the rest of a page.
 pub fn bytes(model: &str, batch: &str) -> Result<Value> {
-    let mut step = Step::open(model, batch, |session| session)?;
+    let mut step = Step::open(model, batch, "f32", |session| session)?;
     for _ in 0..3 {
         step.loss()?;
     }
@@ -84,10 +87,10 @@ pub fn budget(model: &str, batch: &str, way: &str) -> Result<Value> {
     };
     let losses = |step: &mut Step| (0..COMPARED).map(|_| step.loss()).collect::<Result<Vec<f32>>>();
     // One after the other, so that they do not share the device's memory.
-    let mut whole = Step::open(model, batch, |session| session)?;
+    let mut whole = Step::open(model, batch, "f32", |session| session)?;
     let (expected, slab) = (losses(&mut whole)?, whole.session.slab_bytes());
     drop(whole);
-    let mut within = Step::open(model, batch, |session| session.with_budget(Budget::Fraction(0.5)).with_offload(link))?;
+    let mut within = Step::open(model, batch, "f32", |session| session.with_budget(Budget::Fraction(0.5)).with_offload(link))?;
     let got = losses(&mut within)?;
     for (step, (a, b)) in got.iter().zip(&expected).enumerate() {
         if (a - b).abs() > 1e-3 * b.abs().max(1.0) {
