@@ -3,6 +3,7 @@
 mod copies;
 #[cfg(feature = "cuda")]
 mod dependencies;
+#[cfg(feature = "cuda")]
 mod device;
 #[cfg(feature = "cuda")]
 mod dump;

@@ -27,8 +27,6 @@ const ROWS_LAST: i32 = 0;
 const CHANNELS_LAST: i32 = 1;
 /// Numbers as they are stored are multiplied by tensor cores, f32 rounded to tf32.
 const TENSOR_CORES: i32 = 1;
-/// f32 may be rounded to f16 on the way.
-const ROUNDED_TO_HALVES: i32 = 2;
 /// Products of f32 are not rounded.
 const PLAIN: i32 = 3;
 /// The statuses from here on, 1000 of them, say that the library cannot do what it was asked for.
@@ -243,9 +241,18 @@ impl Handle {
         found.truncate(usize::try_from(returned).unwrap_or(0));
         let mut algorithms: Vec<Algorithm> = Vec::new();
         for one in found {
-            // The library lists algorithms with roundings that were not asked for: what is set is what counts.
-            let math = if plain { PLAIN } else { one.math };
-            if one.status != 0 || one.determinism != DETERMINISTIC || math == ROUNDED_TO_HALVES || !sums.contains(&one.algorithm) {
+            log::debug!(
+                "cuDNN lists algorithm {} for {call}: status {}, determinism {}, math {}, {} bytes of workspace",
+                one.algorithm,
+                one.status,
+                one.determinism,
+                one.math,
+                one.workspace
+            );
+            // The library lists algorithms with roundings that were not asked for (those on tensor cores as ones that round f32 to
+            // halves): what is set is what counts.
+            let math = if plain { PLAIN } else { TENSOR_CORES };
+            if one.status != 0 || one.determinism != DETERMINISTIC || !sums.contains(&one.algorithm) {
                 continue;
             }
             let same = |known: &Algorithm| (known.number, known.math) == (one.algorithm, math);

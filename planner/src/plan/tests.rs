@@ -7,7 +7,8 @@ use crate::relations::LOOKS;
 /// Four times the tasks are little more than four times the work, whatever the shape.
 #[test]
 fn dags_are_planned_in_linear_work() {
-    let shapes: [(&str, fn(usize) -> crate::Dag); 3] = [("chain", chain), ("recurrent", recurrent), ("random", random_tasks)];
+    type Shape = (&'static str, fn(usize) -> crate::Dag);
+    let shapes: [Shape; 3] = [("chain", chain), ("recurrent", recurrent), ("random", random_tasks)];
     for (name, make) in shapes {
         for effort in [0, Options::default().effort] {
             let [one, four] = [1_500, 6_000].map(|tasks| {

@@ -236,14 +236,14 @@ mod tests {
             let conflict = |a: usize, b: usize| launches[a].iter().any(|x| launches[b].iter().any(|y| x.conflicts(y)));
             // By the definition: the transitive closures are the same.
             let closure = |waits: &dyn Fn(usize, usize) -> bool| {
-                let mut after = vec![vec![false; count]; count];
+                let mut after: Vec<Vec<bool>> = Vec::with_capacity(count);
                 for b in 0..count {
+                    let mut own = vec![false; count];
                     for a in (0..b).rev().filter(|&a| waits(a, b)) {
-                        after[b][a] = true;
-                        for c in 0..a {
-                            after[b][c] |= after[a][c];
-                        }
+                        own[a] = true;
+                        own.iter_mut().zip(&after[a]).for_each(|(own, earlier)| *own |= earlier);
                     }
+                    after.push(own);
                 }
                 after
             };

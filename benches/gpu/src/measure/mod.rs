@@ -159,7 +159,7 @@ fn about<const N: usize>(session: &Session, program: &Program<N>) -> Map<String,
     let picks = if functions.len() <= 8 { json!(functions) } else { json!(functions.len()) };
     Map::from_iter([
         ("bytes".into(), json!(session.device_bytes())),
-        ("planned_bytes".into(), json!(session.persistent_bytes() + session.slab_bytes())),
+        ("planned_bytes".into(), json!(session.persistent_bytes() + program.plan().slab_bytes())),
         ("kernels".into(), json!(program.plan().kernels())),
         ("picks".into(), json!({ "libraries": uses, "functions": picks, "spilling": spilled })),
     ])
