@@ -39,7 +39,7 @@ pub(crate) use slabwise_cuda::Choice;
 /// Without the feature there is no choice.
 #[cfg(not(feature = "cuda"))]
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Choice;
+pub(crate) struct Choice {}
 
 impl Target {
     /// Whether products take halves as they are; the CPU has kernels for f32 alone.
