@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value = "5", value_parser = seconds)]
     time_limit: Duration,
     /// How many placements of a buffer to spend on a lower packing, in place of a time. The same effort and --seed give the same
-    /// packing on every machine, with any number of threads; 0 is for fast heuristics only
+    /// packing on every machine, with any number of threads; 0 leaves the heuristics, and all orders of up to eight buffers
     #[arg(long, value_name = "N", conflicts_with = "time_limit")]
     effort: Option<u64>,
     /// How many threads may work; one for each core unless given
