@@ -50,7 +50,7 @@ const PLAN: &str =
 const COMPARE: &str = "no_reuse_bytes dynamic_bytes planned_without_inplace_bytes planned_bytes measured_bytes lower_bound_bytes \
                        policies step_ms_dynamic step_ms_planned";
 const POLICIES: &str = "tlsf bfc naive round unpooled platform async vmm";
-const BENCH: &str = "model batch optimizer device threads steps step_ms_median step_ms_min compile_s first_step_s params_bytes \
+const BENCH: &str = "model batch optimizer device dtype tf32 threads steps step_ms_median step_ms_min compile_s first_step_s params_bytes \
                      state_bytes slab_bytes lower_bound_bytes peak_measured_bytes rss_peak_bytes host_bytes";
 
 #[test]
