@@ -81,8 +81,7 @@ fn said(output: &Output) -> String {
 #[test]
 fn measurements_become_lines_and_a_table() {
     let Some(bed) = Bed::new() else { return };
-    let items =
-        ["step/mlp/f32/", "step/mlp/bf16/slabwise", "bytes/mlp", "budget/cnn/recompute", "product/1024/", "launches/", "bandwidth/"];
+    let items = ["step/mlp/f32/", "step/mlp/bf16/slabwise", "bytes/mlp", "product/1024/", "launches/", "bandwidth/"];
     let mut command = bed.command();
     command.arg("--quick").args(items.iter().flat_map(|item| ["--only", item]));
     let output = command.output().expect("it starts");
@@ -95,7 +94,7 @@ fn measurements_become_lines_and_a_table() {
         // Neither sees a GPU here, or is installed.
         assert_eq!(status(&results, item), "skipped", "{text}");
     }
-    assert_eq!(status(&results, "step/mlp/bf16/slabwise"), "skipped");
+    assert_eq!(status(&results, "step/mlp/bf16/slabwise"), "ok");
     let step = results.iter().find(|line| line["item"] == "step/mlp/f32/slabwise").expect("it was measured");
     assert!(step["ms"].as_f64() > Some(0.0) && step["ms_low"].as_f64() <= step["ms_high"].as_f64(), "{step}");
     // Weights and momentum of 535,818 floats, and whole pages.
@@ -124,20 +123,6 @@ fn products_and_convolutions_tell_their_candidates() {
         let told = part["candidates"].as_array().expect("a list");
         assert!(told.iter().any(|line| line.as_str().is_some_and(|line| line.contains("µs") && line.contains('→'))), "{part}");
         assert!(part["ms"].as_f64() > Some(0.0), "{part}");
-    }
-}
-
-#[test]
-fn half_of_a_slab_gives_the_same_losses() {
-    let Some(bed) = Bed::new() else { return };
-    for way in ["recompute", "offload"] {
-        let mut command = bed.command_of(&["measure", "budget", "cnn:size=8,width=4,hidden=16", "8", way]);
-        let output = command.env("SLABWISE_AUTOTUNE", "0").env("SLABWISE_GPU_QUICK", "1").output().expect("it starts");
-        let said = said(&output);
-        assert!(output.status.success(), "{said}");
-        let fields: Value = serde_json::from_str(said.lines().next().unwrap_or_default()).unwrap_or_else(|e| panic!("{e}: {said}"));
-        assert!(fields["slab_bytes"].as_u64() <= fields["slab_without_bytes"].as_u64().map(|bytes| bytes / 2), "{fields}");
-        assert!(fields["kernels_again"].as_u64() > Some(0) || fields["sent"].as_u64() > Some(0), "{fields}");
     }
 }
 

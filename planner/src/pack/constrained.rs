@@ -47,8 +47,8 @@ pub(super) fn pack(problem: &Problem, limits: &Limits) -> Result<Packing, Proble
     taken.sort_unstable();
     packing.in_place = taken.into_iter().map(|pair| problem.in_place[pair]).collect();
     for (extent, proof) in packing.spaces.iter().zip(&mut proofs) {
-        packing.height += extent.height;
-        packing.lower_bound += extent.lower_bound;
+        packing.height = packing.height.saturating_add(extent.height);
+        packing.lower_bound = packing.lower_bound.saturating_add(extent.lower_bound);
         if extent.height == extent.lower_bound {
             *proof = Some(Proof::Bound);
         }
