@@ -192,7 +192,8 @@ impl List<'_> {
         for (name, model, batch) in MODELS {
             let batch = if self.quick { 2 } else { batch }.to_string();
             self.own(&format!("bytes/{name}"), 180, &["bytes", model, &batch], &[]);
-            if ["cnn", "resnet20", "gpt"].contains(&name) {
+            // The small convolution network has one tensor that is larger than half of its slab.
+            if ["resnet20", "gpt"].contains(&name) {
                 self.own(&format!("budget/{name}/recompute"), 240, &["budget", model, &batch, "recompute"], &[]);
                 self.own(&format!("budget/{name}/offload"), 240, &["budget", model, &batch, "offload"], &[]);
             }

@@ -16,7 +16,7 @@ use crate::gemm::emit;
 use crate::gemm::library::{ALIGN, linear, store_is_read};
 use crate::gemm::problem::{Axis, Matrix, Problem};
 use crate::libraries::{Library, LibraryError};
-use crate::lower::{ByLibrary, Dispatch, Lowered, Target};
+use crate::lower::{ByLibrary, Lowered, Target};
 
 /// Most bytes of workspace for one convolution, whatever it touches itself: some algorithms write both images anew.
 const WORKSPACE_MAX: u64 = 128 << 20;
@@ -243,12 +243,7 @@ impl Convolution {
         let workspace = self.sums + self.algorithm.map_or(0, |algorithm| algorithm.workspace);
         let mut lowered = match self.to.argument {
             Some(_) => Lowered::new(Vec::new(), workspace, |_| Vec::new()),
-            None => {
-                let rest = emit::sum_of_parts(spec, &in_workspace(spec, &self.body, bounds), bounds, target, Arc::new(|_| 1))?;
-                let dispatch = rest.dispatch;
-                let launches = move |env: &Env| -> Vec<Dispatch> { vec![dispatch(env)] };
-                Lowered::new(vec![rest.function], workspace, launches)
-            }
+            None => emit::rest_of_library(spec, &in_workspace(spec, &self.body, bounds), bounds, target, Arc::new(|_| 1), workspace)?,
         };
         lowered.by_library = Some(ByLibrary::Convolution(Box::new(self)));
         Ok(lowered)

@@ -10,7 +10,7 @@ use super::plan::Plan;
 use super::problem::{Axis, Count, Matrix, Problem, Reach, View, Walk};
 use super::tiles::{Elem, Kernel};
 use crate::code::{Code, Site};
-use crate::lower::{Dispatch, Function, Target, Word};
+use crate::lower::{Dispatch, Function, Lowered, Target, Word};
 use crate::source::THREADS;
 use crate::source::params::{Number, Params};
 use crate::source::space::pointers;
@@ -290,7 +290,7 @@ pub fn launchables(spec: &Spec, problem: &Problem, plan: &Plan, bounds: &Env, ta
 
 /// The kernel that adds what the parts of a product left in the workspace, one matrix of f32 after the other, in their order: a
 /// thread per point.
-pub fn sum_of_parts(spec: &Spec, problem: &Problem, bounds: &Env, target: &Target, parts: Number) -> Result<Launchable, SpecError> {
+fn sum_of_parts(spec: &Spec, problem: &Problem, bounds: &Env, target: &Target, parts: Number) -> Result<Launchable, SpecError> {
     let code = Code::new(spec)?;
     let mut writer = Writer { spec, problem, params: Params::new(spec, bounds, target) };
     let sized_problem = Arc::new(problem.clone());
@@ -316,6 +316,19 @@ pub fn sum_of_parts(spec: &Spec, problem: &Problem, bounds: &Env, target: &Targe
         (rows * columns * products + i64::from(THREADS) - 1) / i64::from(THREADS)
     };
     Ok(launchable(function, writer.params, Shape { block: i64::from(THREADS), shared_bytes: 0 }, blocks))
+}
+
+/// The kernel that does the rest for sums that a library left at the start of a workspace of so many bytes, see [`sum_of_parts`].
+pub fn rest_of_library(
+    spec: &Spec,
+    problem: &Problem,
+    bounds: &Env,
+    target: &Target,
+    parts: Number,
+    workspace: u64,
+) -> Result<Lowered, SpecError> {
+    let Launchable { function, dispatch } = sum_of_parts(spec, problem, bounds, target, parts)?;
+    Ok(Lowered::new(vec![function], workspace, move |env| vec![dispatch(env)]))
 }
 
 /// Both operands as their kernel sees them.

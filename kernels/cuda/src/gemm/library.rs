@@ -20,7 +20,7 @@ use super::tiles::Elem;
 use crate::conv;
 use crate::cublaslt::{self, Addresses, Algorithm, Layout};
 use crate::libraries::{Library, LibraryError};
-use crate::lower::{ByLibrary, Dispatch, Lowered, Target};
+use crate::lower::{ByLibrary, Lowered, Target};
 
 /// What addresses of arguments are multiples of, bytes.
 pub(crate) const ALIGN: u64 = 16;
@@ -244,10 +244,7 @@ impl Product {
             Destination::Argument { .. } => Lowered::new(Vec::new(), workspace, |_| Vec::new()),
             Destination::Workspace => {
                 let parts = self.form.parts.unwrap_or(Count::fixed(1));
-                let rest = emit::sum_of_parts(spec, &self.form.problem, bounds, target, Arc::new(move |env| parts.at(env)))?;
-                let dispatch = rest.dispatch;
-                let launches = move |env: &Env| -> Vec<Dispatch> { vec![dispatch(env)] };
-                Lowered::new(vec![rest.function], workspace, launches)
+                emit::rest_of_library(spec, &self.form.problem, bounds, target, Arc::new(move |env| parts.at(env)), workspace)?
             }
         };
         lowered.by_library = Some(ByLibrary::Product(Box::new(self)));
