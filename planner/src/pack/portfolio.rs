@@ -99,6 +99,9 @@ impl Problem {
     /// Places the items as low as it can within the limits.
     pub fn pack_within(&self, limits: &Limits) -> Result<Packing, ProblemError> {
         self.verify()?;
+        if let Some(reachable) = self.with_reachable_start() {
+            return reachable.pack_within(limits);
+        }
         if !self.is_plain() {
             return constrained::pack(self, limits);
         }

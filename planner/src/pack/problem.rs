@@ -127,14 +127,29 @@ impl Problem {
         if let Some((item, it)) = self.items.iter().enumerate().find(|(_, it)| !it.align.is_power_of_two()) {
             return Err(ProblemError::Alignment { item, align: it.align });
         }
-        // In whole units of the coarsest alignment items stack without gaps, so no heuristic gets higher than this sum.
+        self.stacked()?;
+        self.references()?;
+        if self.is_plain() { Ok(()) } else { blocks::Blocks::new(self, &[]).and_then(|blocks| blocks.verify(self)) }
+    }
+
+    /// The size of all items in whole units of the coarsest alignment, in bytes. Items stack without gaps in these units, so no
+    /// heuristic gets higher than this sum.
+    fn stacked(&self) -> Result<u64, ProblemError> {
         let coarsest = self.items.iter().map(|it| it.align).fold(1, u64::max);
         self.items.iter().enumerate().try_fold(0u64, |total, (item, it)| {
             let sum = it.size.checked_next_multiple_of(coarsest).and_then(|size| total.checked_add(size));
             sum.ok_or(ProblemError::TotalSize { item })
-        })?;
-        self.references()?;
-        if self.is_plain() { Ok(()) } else { blocks::Blocks::new(self, &[]).and_then(|blocks| blocks.verify(self)) }
+        })
+    }
+
+    /// The problem without the offsets to start from that leave no room above them for all other items; `None` if every offset
+    /// leaves enough.
+    pub(super) fn with_reachable_start(&self) -> Option<Problem> {
+        let coarsest = self.items.iter().map(|it| it.align).fold(1, u64::max);
+        let highest = self.stacked().map_or(0, |stacked| (u64::MAX - stacked).saturating_sub(coarsest));
+        let is_reachable = |at: &&Placement| at.offset <= highest;
+        let start: Vec<Placement> = self.start.iter().filter(is_reachable).copied().collect();
+        (start.len() < self.start.len()).then(|| Problem { start, ..self.clone() })
     }
 
     /// Checks each rule by itself.

@@ -102,6 +102,21 @@ fn sizes_that_64_bits_just_hold() {
     assert_eq!(beyond.pack(), Err(ProblemError::FixedEnd { item: 0, offset: 11, size: most - 10 }));
 }
 
+/// An offset to start from that would leave no room above it for the other items is not kept.
+#[test]
+fn offsets_to_start_from_leave_room_for_the_rest() {
+    for offset in [(1 << 63) - 1, 1 << 63, u64::MAX - 1] {
+        let items = vec![item(0, 10, 1), item(6, 7, 1 << 63), item(6, 9, 8), item(9, 10, 8)];
+        let start = vec![Placement { item: 0, offset }];
+        let pairs = vec![InPlace { from: 1, to: 2 }, InPlace { from: 0, to: 3 }];
+        packed(&Problem { start, in_place: pairs, ..Problem::new(items) });
+    }
+    // The item above the one that starts there needs no bytes, but has an offset.
+    let items = vec![item(0, 9, 3), item(4, 4, 40)];
+    let start = vec![Placement { item: 0, offset: u64::MAX - 8 }];
+    packed(&Problem { start, contiguous: vec![vec![0, 1]], ..Problem::new(items) });
+}
+
 /// Pairs are chosen with the offsets: a chain of equal sizes is one rectangle; where the taker is larger, the rest must be
 /// free; and a pair that does harm is not taken.
 #[test]
